@@ -1,0 +1,90 @@
+# Everything a developer or a first-time visitor runs. Needs Python 3.11 with pip and, for the first
+# `make`, a network; all that is installed goes to .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CHROMIUM := chromium chromium-browser google-chrome
+LINKS := $(VENV)/lint
+
+# Hashes in order make failures repeat; the cache of compiled code must be writable.
+export PYTHONHASHSEED := 0
+export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
+
+.PHONY: help venv demo test lint types layers bench chromium clean
+
+help: ## Show these lines.
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+venv: $(VENV)/.base ## Install trimtab into .venv, with what it needs to run.
+
+demo: $(VENV)/.base ## What-if of the shipped policies on a built-in hour of traffic.
+	@$(BIN)/trimtab demo
+
+test: $(VENV)/.test chromium ## Run the tests; installs what they need.
+	@$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.lint ## Check style, format, types and layers.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types layers
+
+# mypy and import-linter find packages by their folders and do not know of pyproject's package-dir,
+# so they look at a tree of links in which the folders lie under `trimtab`.
+types: $(VENV)/.lint ## Check types alone.
+	@MYPYPATH=$(LINKS) $(BIN)/mypy -p trimtab
+
+layers: $(VENV)/.lint ## Check alone that no layer imports from a layer above it.
+	@PYTHONPATH=$(LINKS) $(BIN)/lint-imports
+
+bench: $(VENV)/.base ## Run every benchmark; results go to build/benchmarks.
+	@mkdir -p build/benchmarks
+	@for script in benchmarks/*.py; do \
+	  $(BIN)/python "$$script" --json "build/benchmarks/$$(basename "$$script" .py).json"; \
+	done
+
+clean: ## Remove .venv and everything that was built.
+	rm -rf $(VENV) build dist *.egg-info .numba_cache .hypothesis .mypy_cache .pytest_cache \
+	  .ruff_cache .import_linter_cache
+
+# A Debian Python without python3-venv has no pip to put into a new environment: its own pip can.
+$(BIN)/python:
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) \
+	  && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	@echo "installing trimtab into $(VENV)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	@$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.base
+	@$(PIP) -e '.[lint]'
+	@mkdir -p $(LINKS)/trimtab
+	@for folder in engine_bridge envs agents training controller; do \
+	  ln -sfn "../../../$$folder" "$(LINKS)/trimtab/$$folder"; \
+	done
+	@touch $@
+
+# One test looks at the report in a browser; without one it skips and says so.
+chromium:
+	@for name in $(CHROMIUM); do command -v "$$name" >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "no chromium: the test that looks at the report in a browser will skip"
