@@ -1,0 +1,230 @@
+"""The plan itself: what each tier is promised, the static shares, the bounds of the controller.
+
+The order of `tiers`, `pools` and `retention.classes` is the order of every array about them. A plan
+describes no engine in detail: that is `trimtab.engine_bridge.engine_spec`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from trimtab.engine_bridge.errors import PlanError, did_you_mean
+from trimtab.engine_bridge.plan import consistency
+from trimtab.engine_bridge.plan.bounds import Controller
+from trimtab.engine_bridge.plan.retention import Retention
+from trimtab.engine_bridge.plan.section import (
+    Fraction,
+    Name,
+    PositiveCount,
+    PositiveFraction,
+    Section,
+    Text,
+)
+from trimtab.engine_bridge.plan.tiers import Tenant, Tier
+
+MAX_TIERS = 8
+TenantName = Annotated[str, Field(min_length=1, max_length=200)]
+Wait = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class Prefill(Section):
+    """Rule 4: how much prefill a step may add to the running decodes."""
+
+    budget_tokens: PositiveCount
+    """Most prefill tokens in a step."""
+    min_chunk_tokens: PositiveCount
+    """Rule 13 cuts the step's prefill no smaller than this, so that prompts always advance."""
+
+
+class Rules(Section):
+    """Switches of the fair scheduler's rules, so that each one's worth can be measured."""
+
+    prefill_budget: bool
+    """Rule 4: hold the step's prefill to the budget. Off: to the engine's own token limit."""
+    prefill_shares: bool
+    """Rule 4: hold each tier to its share of the budget while the others use theirs."""
+    kv_pools: bool
+    """Rules 5 and 6: guarantee each pool its fraction of the KV blocks."""
+    backoff: bool
+    """Rule 8: delay the re-admission of preempted requests of back-off tiers."""
+    slack_chunk: bool
+    """Rule 13: size the step's prefill by the slack of the protected tiers' token deadlines."""
+    feasible_first: bool
+    """Rule 14: within a window, first those that can still meet their TTFT."""
+    late_shedding: bool
+    """Rule 15: give up requests that can no longer meet their target, as their tier says."""
+    cap_preemption: bool
+    """A request of a higher tier that finds the batch full takes the place of a lower one."""
+    true_up: bool
+    """Rule 2: replace the predicted cost by the real one as a request runs."""
+
+
+class Backoff(Section):
+    """Rule 8: a preempted request waits min(max_ms, per_waiting_ms x queue length)."""
+
+    per_waiting_ms: Wait
+    """Milliseconds for each waiting request."""
+    max_ms: Wait
+    """Longest delay, milliseconds."""
+
+
+class Slack(Section):
+    """Rule 13: the step's time limit is tpot_fraction x TPOT + slack_fraction x slack saved up."""
+
+    slack_fraction: Fraction
+    """Part of the saved-up slack that one step may spend."""
+    tpot_fraction: Annotated[float, Field(gt=0, le=10)]
+    """Part of the TPOT target that a step may always take."""
+    low_tier_chunk_share: PositiveFraction
+    """Part of the prefill budget that all low tiers together may use."""
+
+
+class Feasible(Section):
+    """Rule 14: how far from pure fair queueing the order may stray."""
+
+    window_ms: Wait
+    """Requests whose virtual start is at most this above the least one may be reordered; in engine
+    milliseconds of the request's own account (service over weight). 0: pure fair queueing."""
+
+
+class Prediction(Section):
+    """Rule 2: how the output length of a request is predicted before it is known."""
+
+    output_quantile: Annotated[float, Field(gt=0, lt=1)]
+    """Quantile of the tenant's past output lengths that is taken for the prediction."""
+    initial_output_tokens: PositiveCount
+    """Prediction for a tenant without a past, tokens."""
+
+
+class Engine(Section):
+    """What the operator set at the engine's start; null: the engine's own."""
+
+    max_num_seqs: PositiveCount | None = None
+    """Most requests in a batch: the start-up capacity that no later cap can exceed."""
+    max_num_batched_tokens: PositiveCount | None = None
+    """Most tokens in a step."""
+    cost_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """What the whole engine costs for an hour, USD."""
+
+
+class Plan(Section):
+    """What an operator promises to each tier, and the static shares to fall back on."""
+
+    name: Name
+    """Short name, for tables and reports."""
+    description: Text = ""
+    """What the plan is for, for people."""
+    tiers: Annotated[dict[Name, Tier], Field(min_length=1, max_length=MAX_TIERS)]
+    """Service classes in order; the first is the default in tables, not in scheduling."""
+    pools: Annotated[dict[Name, PositiveFraction], Field(min_length=1, max_length=MAX_TIERS)]
+    """KV pools in order, each with its guaranteed fraction of the blocks; they sum to 1."""
+    tenants: dict[TenantName, Tenant] = Field(default_factory=dict)
+    """Tenants with a tier or share of their own."""
+    default_tenant_share: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    """Share of a tenant that `tenants` does not name."""
+    default_tier: Name | None = None
+    """Tier of a tenant that `tenants` does not name, where the traffic does not say. null: none."""
+    prefill: Prefill
+    """Rule 4."""
+    retention: Retention = Retention()
+    """Rule 7."""
+    rules: Rules
+    """Switches of the rules."""
+    backoff: Backoff
+    """Rule 8."""
+    slack: Slack
+    """Rule 13."""
+    feasible: Feasible
+    """Rule 14."""
+    prediction: Prediction
+    """Rule 2."""
+    vft_skew_fraction: Annotated[float, Field(gt=0, le=1000)]
+    """Rule 12: a finish whose virtual time is off by more than this fraction is flagged."""
+    engine: Engine = Engine()
+    """Limits of the engine."""
+    controller: Controller
+    """Interval, lease and bounds of the controller."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        consistency.check(self)
+        return self
+
+    @cached_property
+    def tier_names(self) -> tuple[str, ...]:
+        """Names of the tiers, in order."""
+        return tuple(self.tiers)
+
+    @cached_property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the pools, in order."""
+        return tuple(self.pools)
+
+    @cached_property
+    def pool_of_tier(self) -> tuple[int, ...]:
+        """Index of each tier's pool, in the order of the tiers."""
+        return tuple(self.pool_names.index(tier.pool) for tier in self.tiers.values())
+
+    @cached_property
+    def retention_names(self) -> tuple[str, ...]:
+        """Names of the retention classes, in order; without any, one class a tier."""
+        return tuple(self.retention.classes) or self.tier_names
+
+    @cached_property
+    def retention_factors(self) -> tuple[float, ...]:
+        """Factor of each retention class, in order."""
+        classes = self.retention.classes.values()
+        return tuple(c.factor for c in classes) or (1.0,) * len(self.tiers)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything but the words for people: equal digests, equal behaviour."""
+        content = self.model_dump(mode="json", exclude={"description": True})
+        for tier in content["tiers"].values():
+            del tier["description"]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def tier_index(self, name: str) -> int:
+        """Position of a tier in every array over tiers.
+
+        Raises:
+            PlanError: the plan has no such tier.
+        """
+        if name not in self.tiers:
+            known = ", ".join(self.tiers)
+            remedy = did_you_mean(name, self.tiers)
+            raise PlanError(
+                f"plan {self.name}", key="tiers", value=name, bound=f"one of {known}", remedy=remedy
+            )
+        return self.tier_names.index(name)
+
+    def tenant_share(self, tenant: str) -> float:
+        """Share of a tenant inside its tier."""
+        known = self.tenants.get(tenant)
+        return self.default_tenant_share if known is None else known.share
+
+    def retention_class(self, tier: int, stop_reason: str, reused: bool) -> int:
+        """Index of the retention class of a cached block.
+
+        Args:
+            tier: Index of the tier that left the block.
+            stop_reason: Why that request ended; empty where it is not known.
+            reused: Whether the block was ever hit again.
+
+        Returns:
+            The class that matches and asks for most marks, of several the first.
+        """
+        name = self.tier_names[tier]
+        if not self.retention.classes:
+            return tier
+        matching = [
+            (-c.detail, i)
+            for i, c in enumerate(self.retention.classes.values())
+            if c.matches(name, stop_reason, reused)
+        ]
+        return min(matching)[1]
