@@ -1,0 +1,1 @@
+"""Traces, what-if, calibration and everything else that is done off line."""
