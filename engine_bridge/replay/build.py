@@ -1,0 +1,285 @@
+"""Makes the replay's memory from a trace, a plan and an engine's facts.
+
+It fills arrays once, before the first step; what changes later is `settings` (allocations) and the
+step loop.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.engine_spec import EngineSpec
+from trimtab.engine_bridge.errors import TraceError, did_you_mean
+from trimtab.engine_bridge.plan import Plan, Tier
+from trimtab.engine_bridge.replay.layout import (
+    CLASS,
+    ENGINE,
+    FAIR,
+    FCFS,
+    I4,
+    I8,
+    ITEM,
+    LIST,
+    NONE,
+    POOL,
+    PRIORITY,
+    REQUEST,
+    STEP_EVENT,
+    TENANT,
+    TIER,
+    TIME_EVENT,
+    Records,
+    State,
+    records,
+)
+from trimtab.engine_bridge.rules import retention
+from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
+from trimtab.engine_bridge.step_time import linear_ms
+from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
+
+MODES = {"fair": FAIR, "fcfs": FCFS, "priority": PRIORITY}
+_EVICTION = {
+    "scaled_age": retention.SCALED_AGE,
+    "lru": retention.LRU,
+    "tier_order": retention.TIER_ORDER,
+    "fixed_quota": retention.FIXED_QUOTA,
+}
+_SHED = {"never": 0, "refuse": 1, "demote": 2}
+_NEVER_BLOCKED = -1
+
+
+def build_state(
+    trace: Trace, plan: Plan, spec: EngineSpec, *, rules: str, collapse: bool, speed: float
+) -> State:
+    """The state before the first arrival.
+
+    Raises:
+        TraceError: a tier of the trace is not in the plan, or prefix ids do not fit the blocks.
+    """
+    tier_of = _plan_tiers(trace, plan)
+    tenants, account = _accounts(trace, tier_of, plan)
+    ids, offsets, group_blocks = _prefix_groups(trace, spec.block_size)
+    req, open_rows = _requests(trace, tier_of, account, offsets, group_blocks)
+    # One block is vLLM's null block and never used.
+    blocks = spec.num_gpu_blocks - 1
+    batch = plan.engine.max_num_seqs or spec.max_num_seqs
+    count = len(plan.tiers)
+    classes = _classes(plan)
+    tiers = _tiers(plan, tenants)
+    lists = records(len(tenants) + count, LIST)
+    lists.head[:] = NONE
+    lists.tail[:] = NONE
+    distinct = int(ids.max()) + 1 if len(ids) else 0
+    return State(
+        engine=_engine(trace, plan, spec, blocks, rules, collapse, speed),
+        req=req,
+        tiers=tiers,
+        tenants=tenants,
+        pools=records(len(plan.pools), POOL),
+        items=records(blocks + 1, ITEM),
+        classes=classes,
+        lists=lists,
+        steps=records(4 * batch + 64, STEP_EVENT),
+        times=records(3 * len(trace) + 64, TIME_EVENT),
+        coef=spec.coef,
+        arrival_s=np.ascontiguousarray(trace.arrival_s),
+        open_rows=open_rows,
+        prefix_ids=ids,
+        held=np.full(len(ids), NONE, np.int32),
+        first_item=np.full(distinct, NONE, np.int32),
+        pool_refs=np.zeros((blocks + 1, len(plan.pools)), np.int32),
+        free_items=np.arange(blocks, -1, -1),
+        class_of=_class_table(trace, plan),
+        running=np.zeros(batch + 1, np.int64),
+        prefilling=np.zeros(batch + 1, np.int64),
+        active=np.full(len(tenants), NONE),
+        grow=np.zeros((len(plan.pools), spec.block_size), np.int64),
+        tier_grow=np.zeros((count, spec.block_size), np.int64),
+        gap_low=np.full((count, count), np.nan),
+        gap_high=np.full((count, count), np.nan),
+        first_log=np.zeros(len(trace), np.int64),
+        done_log=np.zeros(len(trace), np.int64),
+    )
+
+
+def _plan_tiers(trace: Trace, plan: Plan) -> I4:
+    """The plan's tier number of each request."""
+    numbers = []
+    for name in trace.tier_names:
+        if name not in plan.tiers:
+            raise TraceError(
+                "trace",
+                key="tier",
+                value=name,
+                bound=f"a tier of plan {plan.name}: {', '.join(plan.tiers)}",
+                remedy=did_you_mean(name, plan.tiers) or "add the tier to the plan",
+            )
+        numbers.append(plan.tier_index(name))
+    return np.asarray(numbers, np.int32)[trace.tier]
+
+
+def _accounts(trace: Trace, tier_of: I4, plan: Plan) -> tuple[Records, I4]:
+    """One account a pair of tier and tenant, grouped by tier; each request's account."""
+    pairs = tier_of.astype(np.int64) * len(trace.tenant_names) + trace.tenant
+    known, account = np.unique(pairs, return_inverse=True)
+    tenants = records(len(known), TENANT)
+    tenants.tier[:] = known // len(trace.tenant_names)
+    names = known % len(trace.tenant_names)
+    tenants.share[:] = [plan.tenant_share(trace.tenant_names[n]) for n in names]
+    tenants.predicted_output[:] = plan.prediction.initial_output_tokens
+    tenants.active_slot[:] = NONE
+    return tenants, account.astype(np.int32).reshape(-1)
+
+
+def _prefix_groups(trace: Trace, block_size: int) -> tuple[I4, LongArray, I4]:
+    """Prefix ids in units of whole engine blocks: ids, offsets, blocks an id covers.
+
+    Ids finer than a block are thinned to the last id of each block, which stands for all before it.
+    """
+    tokens = trace.prefix_block_tokens
+    used = np.unique(tokens[np.diff(trace.prefix_offsets) > 0])
+    for size in used:
+        if size <= 0 or (size % block_size and block_size % size):
+            raise TraceError(
+                "trace",
+                key="prefix_block_tokens",
+                value=int(size),
+                bound=f"a multiple or a divisor of the engine's block of {block_size} tokens",
+                remedy="choose another --block-size",
+            )
+    group_blocks = np.maximum(1, tokens // block_size).astype(np.int32)
+    step = np.where(tokens > 0, np.maximum(1, block_size // np.maximum(tokens, 1)), 1)
+    if np.all(step == 1):
+        return trace.prefix_ids, trace.prefix_offsets, group_blocks
+    counts = np.diff(trace.prefix_offsets) // step
+    offsets = np.zeros(len(trace) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    row_step = np.repeat(step, counts)
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    index = np.repeat(trace.prefix_offsets[:-1], counts) + (within + 1) * row_step - 1
+    return trace.prefix_ids[index], offsets, group_blocks
+
+
+def _requests(
+    trace: Trace, tier_of: I4, account: I4, offsets: LongArray, group_blocks: I4
+) -> tuple[Records, I4]:
+    """Records of the requests and the rows that arrive by the clock."""
+    n = len(trace)
+    req = records(n, REQUEST)
+    req.think_s[:] = trace.think_s
+    req.cancel_after_s[:] = trace.cancel_after_s
+    req.prefix_start[:] = offsets[:-1]
+    req.prefix_count[:] = np.diff(offsets)
+    req.group_blocks[:] = group_blocks
+    req.tier[:] = tier_of
+    req.tenant[:] = account
+    req.prompt[:] = trace.prompt_tokens
+    req.output[:] = trace.output_tokens
+    req.stop[:] = trace.stop_reason
+    for column in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
+        req[column][:] = NONE
+    for column in ("arrived_s", "admitted_s", "first_s", "last_s"):
+        req[column][:] = np.nan
+    later = _link_sessions(trace, req)
+    return req, np.flatnonzero(~later)
+
+
+def _link_sessions(trace: Trace, req: Records) -> np.ndarray:
+    """Set each turn's successor; marks the rows that wait for another one."""
+    later = np.zeros(len(trace), np.bool_)
+    rows = np.flatnonzero(trace.session != NO_SESSION)
+    order = rows[np.lexsort((trace.turn[rows], trace.session[rows]))]
+    if len(order) > 1:
+        same = trace.session[order[1:]] == trace.session[order[:-1]]
+        req.successor[order[:-1][same]] = order[1:][same]
+        later[order[1:][same]] = True
+    return later
+
+
+def _tiers(plan: Plan, tenants: Records) -> Records:
+    tiers = records(len(plan.tiers), TIER)
+    for number, tier in enumerate(plan.tiers.values()):
+        t = tiers[number]
+        t.pool = plan.pool_of_tier[number]
+        t.protected, t.low, t.backoff = tier.protected, tier.low, tier.backoff
+        t.ttft_s, t.tpot_s, t.e2e_s = target_seconds(tier)
+        t.shed_mode = _SHED[tier.shed.mode]
+        t.shed_target_s = t.ttft_s if np.isfinite(t.ttft_s) else t.e2e_s
+        t.first, t.last, t.candidate = NONE, NONE, NONE
+        t.lapsed = 1
+    of_tier = np.bincount(tenants.tier, minlength=len(tiers))
+    tiers.active_start[:] = np.concatenate(([0], np.cumsum(of_tier)[:-1]))
+    return tiers
+
+
+def target_seconds(tier: Tier) -> tuple[float, float, float]:
+    """A tier's TTFT, TPOT and end-to-end targets in seconds; infinity = none."""
+    t = tier.targets
+    ttft, tpot, e2e = (np.inf if v is None else v * 1e-3 for v in (t.ttft_ms, t.tpot_ms, t.e2e_ms))
+    return ttft, tpot, e2e
+
+
+def _classes(plan: Plan) -> Records:
+    """Retention classes; a strict order of tiers follows the plan's static weights."""
+    classes = records(len(plan.retention_names), CLASS)
+    classes.head[:] = NONE
+    classes.tail[:] = NONE
+    weights = np.array([tier.weight for tier in plan.tiers.values()])
+    rank = np.argsort(np.argsort(weights, kind="stable"), kind="stable")
+    sections = list(plan.retention.classes.values())
+    for number in range(len(classes)):
+        tier = plan.tier_index(sections[number].tier) if sections else number
+        classes[number].tier = tier
+        classes[number].rank = rank[tier]
+    return classes
+
+
+def _class_table(trace: Trace, plan: Plan) -> I8:
+    """Retention class by tier, stop reason and reuse, shape (tiers, stop reasons, 2)."""
+    table = np.zeros((len(plan.tiers), len(trace.stop_names), 2), np.int64)
+    for tier in range(len(plan.tiers)):
+        for stop, reason in enumerate(trace.stop_names):
+            for reused in (0, 1):
+                table[tier, stop, reused] = plan.retention_class(tier, reason, bool(reused))
+    return table
+
+
+def _engine(
+    trace: Trace,
+    plan: Plan,
+    spec: EngineSpec,
+    blocks: int,
+    rules: str,
+    collapse: bool,
+    speed: float,
+) -> Records:
+    engine = records(1, ENGINE)
+    e = engine[0]
+    e.speed, e.scale = speed, 1.0
+    e.mode, e.collapse = MODES[rules], collapse
+    e.left = len(trace)
+    e.blocked_epoch = _NEVER_BLOCKED
+    e.total_blocks = e.empty_blocks = blocks
+    e.free_items = blocks + 1
+    e.block_size = spec.block_size
+    e.max_tokens = plan.engine.max_num_batched_tokens or spec.max_num_batched_tokens
+    e.caching = spec.enable_prefix_caching
+    e.eviction = _EVICTION[plan.retention.eviction] if rules == "fair" else retention.LRU
+    e.headroom_blocks = 1
+    e.min_chunk = plan.prefill.min_chunk_tokens
+    e.tpot_fraction = plan.slack.tpot_fraction
+    e.window_ms = plan.feasible.window_ms
+    e.backoff_step_s = plan.backoff.per_waiting_ms * 1e-3
+    e.backoff_max_s = plan.backoff.max_ms * 1e-3
+    e.skew_fraction = plan.vft_skew_fraction
+    e.quantile = plan.prediction.output_quantile
+    full = float(min(plan.prefill.budget_tokens, e.max_tokens))
+    e.prefill_share_ms = linear_ms(spec.coef, full, 1.0) / full
+    e.decode_share_ms = linear_ms(spec.coef, TYPICAL_DECODES, TYPICAL_DECODES) / TYPICAL_DECODES
+    switches = plan.rules
+    e.rule_budget, e.rule_shares = switches.prefill_budget, switches.prefill_shares
+    e.rule_pools, e.rule_backoff = switches.kv_pools, switches.backoff
+    e.rule_slack, e.rule_feasible = switches.slack_chunk, switches.feasible_first
+    e.rule_shedding, e.rule_cap = switches.late_shedding, switches.cap_preemption
+    e.rule_true_up = switches.true_up
+    return engine

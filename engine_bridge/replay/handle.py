@@ -1,0 +1,71 @@
+"""One pointer to the replay's memory for compiled code.
+
+Compiled functions that took `layout.State` by value would copy some two hundred words at each call;
+through this handle they take one. It adds no state: both sides see the same arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from numba import config, types
+from numba.experimental import structref
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.layout import State
+
+
+@structref.register
+class StateHandleType(types.StructRef):  # type: ignore[misc]
+    """The compiler's type of a handle: the fields of `State`."""
+
+    def preprocess_fields(self, fields: Any) -> Any:
+        """Fields hold values, never literals."""
+        return tuple((name, types.unliteral(kind)) for name, kind in fields)
+
+
+class StateHandle(structref.StructRefProxy):  # type: ignore[misc]
+    """A `State` behind a pointer, for compiled code only."""
+
+
+structref.define_constructor(StateHandle, StateHandleType, list(State._fields))
+structref.define_boxing(StateHandleType, StateHandle)
+
+
+@compiled
+def _handle(s: State) -> StateHandle:
+    return StateHandle(
+        s.engine,
+        s.req,
+        s.tiers,
+        s.tenants,
+        s.pools,
+        s.items,
+        s.classes,
+        s.lists,
+        s.steps,
+        s.times,
+        s.coef,
+        s.arrival_s,
+        s.open_rows,
+        s.prefix_ids,
+        s.held,
+        s.first_item,
+        s.pool_refs,
+        s.free_items,
+        s.class_of,
+        s.running,
+        s.prefilling,
+        s.active,
+        s.grow,
+        s.tier_grow,
+        s.gap_low,
+        s.gap_high,
+        s.first_log,
+        s.done_log,
+    )
+
+
+def handle_of(s: State) -> State:
+    """What to pass to compiled functions for this memory; without the compiler the memory itself."""
+    return s if config.DISABLE_JIT else cast(State, _handle(s))

@@ -1,0 +1,325 @@
+"""Blocks of the replayed KV cache: held, cached for reuse, or empty.
+
+It counts blocks as vLLM V1's block pool does (prefix reuse by whole blocks, tail freed first, cached
+until reused) but keeps runs of blocks that live and die together as one item. It decides nothing:
+`rules.pools` says who may take blocks, `rules.retention` which cached ones go first.
+
+Invariant: empty + cached + the pools' held blocks = total; a block shared by several requests is
+held once, charged to one of their pools.
+"""
+
+from __future__ import annotations
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.layout import NONE, State
+from trimtab.engine_bridge.rules.retention import goes_before, scaled_age
+
+
+@compiled
+def free_blocks(s: State) -> int:
+    """Blocks that no running request holds."""
+    e = s.engine[0]
+    return e.empty_blocks + e.cached_blocks
+
+
+@compiled
+def _new_item(s: State, prefix: int, blocks: int, pool: int) -> int:
+    e = s.engine[0]
+    e.free_items -= 1
+    number = s.free_items[e.free_items]
+    item = s.items[number]
+    item.prefix = prefix
+    item.blocks = blocks
+    item.refs = 0
+    item.charge = pool
+    item.reused = 0
+    item.next = NONE
+    item.prev = NONE
+    item.same = NONE
+    for p in range(s.pool_refs.shape[1]):
+        s.pool_refs[number, p] = 0
+    if prefix >= 0:
+        # Equal content may exist twice; the older copy is found first, as in vLLM.
+        if s.first_item[prefix] == NONE:
+            s.first_item[prefix] = number
+        else:
+            last = int(s.first_item[prefix])
+            while s.items[last].same != NONE:
+                last = s.items[last].same
+            s.items[last].same = number
+    return number
+
+
+@compiled
+def _drop_item(s: State, number: int) -> None:
+    e, item = s.engine[0], s.items[number]
+    if item.prefix >= 0:
+        if s.first_item[item.prefix] == number:
+            s.first_item[item.prefix] = item.same
+        else:
+            before = int(s.first_item[item.prefix])
+            while s.items[before].same != number:
+                before = s.items[before].same
+            s.items[before].same = item.same
+    else:
+        s.req[-1 - item.prefix].own_item = NONE
+    s.free_items[e.free_items] = number
+    e.free_items += 1
+
+
+@compiled
+def _fall_idle(s: State, number: int, tier: int, stop: int) -> None:
+    """Append an item to its class's list: cached from now on, held by nobody."""
+    e, item = s.engine[0], s.items[number]
+    kind = s.class_of[tier, stop, item.reused]
+    at = s.classes[kind]
+    item.kind = kind
+    item.idle_s = e.now_s
+    item.sequence = e.sequence
+    e.sequence += 1
+    item.next = NONE
+    item.prev = at.tail
+    if at.tail == NONE:
+        at.head = number
+    else:
+        s.items[at.tail].next = number
+    at.tail = number
+    at.blocks += item.blocks
+    e.cached_blocks += item.blocks
+
+
+@compiled
+def _wake(s: State, number: int) -> None:
+    """Take an item out of its class's list."""
+    item = s.items[number]
+    at = s.classes[item.kind]
+    if item.prev == NONE:
+        at.head = item.next
+    else:
+        s.items[item.prev].next = item.next
+    if item.next == NONE:
+        at.tail = item.prev
+    else:
+        s.items[item.next].prev = item.prev
+    at.blocks -= item.blocks
+    s.engine[0].cached_blocks -= item.blocks
+
+
+@compiled
+def _over_quota(s: State, kind: int) -> float:
+    """Blocks that the class's pool caches and holds beyond its guarantee, at least 0."""
+    pool = s.tiers[s.classes[kind].tier].pool
+    kept = s.pools[pool].held
+    for k in range(len(s.classes)):
+        if s.tiers[s.classes[k].tier].pool == pool:
+            kept += s.classes[k].blocks
+    return max(0.0, float(kept - s.pools[pool].guaranteed))
+
+
+@compiled
+def _next_class(s: State) -> int:
+    """The class whose oldest item is reused next (rule 7)."""
+    e = s.engine[0]
+    best, best_age, best_sequence, best_rank, best_over = NONE, 0.0, 0, 0, 0.0
+    for kind in range(len(s.classes)):
+        at = s.classes[kind]
+        if at.head == NONE:
+            continue
+        item = s.items[at.head]
+        age = scaled_age(e.now_s, item.idle_s, at.factor)
+        over = _over_quota(s, kind) if e.eviction == 3 else 0.0
+        if best == NONE or goes_before(
+            e.eviction,
+            age,
+            item.sequence,
+            at.rank,
+            over,
+            best_age,
+            best_sequence,
+            best_rank,
+            best_over,
+        ):
+            best, best_age, best_sequence = kind, age, item.sequence
+            best_rank, best_over = at.rank, over
+    return best
+
+
+@compiled
+def evict(s: State, blocks: int) -> None:
+    """Empty that many cached blocks, in rule 7's order, each run from its tail.
+
+    The caller has checked that as many are cached.
+    """
+    e = s.engine[0]
+    while blocks > 0:
+        kind = _next_class(s)
+        number = s.classes[kind].head
+        item = s.items[number]
+        gone = min(blocks, item.blocks)
+        blocks -= gone
+        e.empty_blocks += gone
+        if gone == item.blocks:
+            _wake(s, number)
+            _drop_item(s, number)
+        else:
+            item.blocks -= gone
+            s.classes[kind].blocks -= gone
+            e.cached_blocks -= gone
+
+
+@compiled
+def take_blocks(s: State, pool: int, blocks: int) -> None:
+    """Hold that many blocks for a pool; the caller has checked that they are free."""
+    e = s.engine[0]
+    if blocks > e.empty_blocks:
+        evict(s, blocks - e.empty_blocks)
+    e.empty_blocks -= blocks
+    s.pools[pool].held += blocks
+
+
+@compiled
+def find_cached(s: State, row: int) -> tuple[int, int, int, int]:
+    """What a request would find cached now.
+
+    At least one token is left to compute, as in vLLM.
+
+    Returns:
+        Leading prefix ids found, blocks found in them, blocks found in the request's own run, and
+        how many of all these are idle now.
+    """
+    e, r = s.engine[0], s.req[row]
+    if e.caching == 0:
+        return 0, 0, 0, 0
+    most = (r.target - 1) // e.block_size
+    groups, blocks, idle = 0, 0, 0
+    while groups < r.prefix_count and blocks < most:
+        number = int(s.first_item[s.prefix_ids[r.prefix_start + groups]])
+        if number == NONE:
+            break
+        item = s.items[number]
+        found = min(item.blocks, most - blocks)
+        groups += 1
+        blocks += found
+        if item.refs == 0:
+            idle += item.blocks
+        if item.blocks < r.group_blocks:
+            break
+    own = 0
+    if r.own_item != NONE and blocks == r.own_start:
+        own = min(s.items[r.own_item].blocks, most - blocks)
+        idle += own
+    return groups, blocks, own, idle
+
+
+@compiled
+def hold_cached(s: State, row: int, groups: int, own: int) -> None:
+    """Take what `find_cached` found for the request: idle items become held."""
+    e, r = s.engine[0], s.req[row]
+    pool = s.tiers[r.tier].pool
+    most = (r.target - 1) // e.block_size
+    named = 0
+    for g in range(groups):
+        number = int(s.first_item[s.prefix_ids[r.prefix_start + g]])
+        item = s.items[number]
+        if item.refs == 0:
+            _wake(s, number)
+            item.charge = pool
+            s.pools[pool].held += item.blocks
+        item.refs += 1
+        item.reused = 1
+        s.pool_refs[number, pool] += 1
+        s.held[r.prefix_start + g] = number
+        known = min(item.blocks, most - named)
+        named += known
+        r.last_known = known
+    r.groups = groups
+    r.named_blocks = named
+    r.blocks = named
+    if r.own_item != NONE:
+        number = r.own_item
+        kept = s.items[number].blocks
+        _wake(s, number)
+        _drop_item(s, number)
+        s.pools[pool].held += own
+        e.empty_blocks += kept - own
+        r.blocks += own
+
+
+@compiled
+def _name(s: State, row: int, number: int, blocks: int) -> None:
+    """Move unnamed blocks of the request into an item that it holds."""
+    r, item = s.req[row], s.items[number]
+    pool = s.tiers[r.tier].pool
+    item.blocks += blocks
+    s.pools[pool].held -= blocks
+    s.pools[item.charge].held += blocks
+    r.named_blocks += blocks
+    r.last_known += blocks
+
+
+@compiled
+def name_blocks(s: State, row: int, tokens: int) -> None:
+    """Make the full blocks of the first `tokens` tokens findable by their prefix ids."""
+    e, r = s.engine[0], s.req[row]
+    if e.caching == 0 or r.prefix_count == 0:
+        return
+    full = tokens // e.block_size
+    if r.groups > 0 and r.last_known < r.group_blocks:
+        number = int(s.held[r.prefix_start + r.groups - 1])
+        want = min(full - (r.groups - 1) * r.group_blocks, r.group_blocks)
+        # If somebody else has completed the item meanwhile, these blocks stay a private copy.
+        if want > r.last_known and s.items[number].blocks == r.last_known:
+            _name(s, row, number, want - r.last_known)
+    pool = s.tiers[r.tier].pool
+    while r.groups < r.prefix_count and r.groups * r.group_blocks < full:
+        number = _new_item(s, int(s.prefix_ids[r.prefix_start + r.groups]), 0, pool)
+        s.items[number].refs = 1
+        s.pool_refs[number, pool] = 1
+        s.held[r.prefix_start + r.groups] = number
+        r.last_known = 0
+        _name(s, row, number, min(r.group_blocks, full - r.groups * r.group_blocks))
+        r.groups += 1
+
+
+@compiled
+def _let_go(s: State, number: int, pool: int, tier: int, stop: int) -> None:
+    """Drop one request's hold on an item; the charge moves to a pool that still holds it."""
+    item = s.items[number]
+    item.refs -= 1
+    s.pool_refs[number, pool] -= 1
+    if item.refs == 0:
+        s.pools[item.charge].held -= item.blocks
+        _fall_idle(s, number, tier, stop)
+    elif s.pool_refs[number, item.charge] == 0:
+        s.pools[item.charge].held -= item.blocks
+        for p in range(s.pool_refs.shape[1]):
+            if s.pool_refs[number, p] > 0:
+                item.charge = p
+                break
+        s.pools[item.charge].held += item.blocks
+
+
+@compiled
+def release(s: State, row: int) -> None:
+    """Give back all blocks of a request that stops; full ones stay cached, tail reused first."""
+    e, r = s.engine[0], s.req[row]
+    pool = s.tiers[r.tier].pool
+    unnamed = r.blocks - r.named_blocks
+    s.pools[pool].held -= unnamed
+    kept = 0
+    if e.caching == 1:
+        full = r.computed // e.block_size - r.named_blocks
+        kept = min(unnamed, max(0, full))
+    e.empty_blocks += unnamed - kept
+    r.own_item = NONE
+    if kept > 0:
+        number = _new_item(s, -1 - row, kept, pool)
+        r.own_item = number
+        r.own_start = r.named_blocks
+        _fall_idle(s, number, r.tier, r.stop)
+    for g in range(r.groups - 1, -1, -1):
+        _let_go(s, int(s.held[r.prefix_start + g]), pool, r.tier, r.stop)
+    r.groups = 0
+    r.last_known = 0
+    r.named_blocks = 0
+    r.blocks = 0

@@ -1,0 +1,325 @@
+"""The replay's memory: record arrays that the compiled step loop works on.
+
+One record a request, tenant, tier, pool, cached item or event, and one for the engine itself. It
+holds no behaviour: the rules and the step loop do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Records = Any
+"""A `numpy.recarray`: its fields are known to the compiler, not to the type checker."""
+
+F8 = npt.NDArray[np.float64]
+I8 = npt.NDArray[np.int64]
+I4 = npt.NDArray[np.int32]
+
+# Status of a request.
+FUTURE, WAITING, PREFILLING, DECODING, DONE = 0, 1, 2, 3, 4
+# Outcome of a request, as in `ReplayResult.requests["outcome"]`.
+UNFINISHED, FINISHED, REFUSED, SHED, CANCELLED = 0, 1, 2, 3, 4
+# Which rules the engine runs.
+FAIR, FCFS, PRIORITY = 0, 1, 2
+# Kinds of timed events.
+EVENT_ARRIVAL, EVENT_ELIGIBLE, EVENT_CANCEL = 0, 1, 2
+
+NONE = -1
+"""End of a list, or "no such row"."""
+
+ENGINE = np.dtype(
+    [
+        ("now_s", "f8"),
+        ("busy_ms", "f8"),
+        ("speed", "f8"),  # true step time over the model's: the engine's drift
+        ("scale", "f8"),  # what the scheduler believes `speed` to be (rule 13's online refit)
+        ("token_ms", "f8"),  # cumulative linear cost of one decode token
+        ("read_ms", "f8"),  # cumulative decode-attention cost of one KV token
+        ("read_step_ms", "f8"),  # the same, each step's term times the step's number
+        ("decode_share_ms", "f8"),  # running mean of a decode token's linear cost
+        ("prefill_share_ms", "f8"),  # linear cost of a prefill token in a full step
+        ("tier_v", "f8"),  # virtual time of the tier level, normalised ms
+        ("slack_fraction", "f8"),
+        ("tpot_fraction", "f8"),
+        ("low_share", "f8"),
+        ("window_ms", "f8"),
+        ("backoff_step_s", "f8"),
+        ("backoff_max_s", "f8"),
+        ("skew_fraction", "f8"),
+        ("quantile", "f8"),
+        ("stall_s", "f8"),  # when a blocked queue is worth another look
+        ("gap_ms", "f8"),  # largest normalised service gap between two tiers
+        ("max_estimate_ms", "f8"),
+        ("step", "i8"),
+        ("read_tokens", "i8"),  # KV tokens that one decode step reads
+        ("sequence", "i8"),  # ever-growing number that orders cached items
+        ("admissions", "i8"),  # ever-growing number that orders the batch
+        ("epoch", "i8"),  # grows whenever a blocked queue is worth another look
+        ("blocked_epoch", "i8"),
+        ("interval_steps", "i8"),
+        ("interval_batch", "i8"),
+        ("left", "i8"),  # requests not done yet
+        ("mode", "i4"),
+        ("collapse", "i4"),
+        ("next_open", "i8"),
+        ("running", "i8"),
+        ("prefilling", "i8"),
+        ("decoding", "i4"),
+        ("waiting", "i4"),
+        ("empty_blocks", "i8"),  # hold nothing
+        ("cached_blocks", "i8"),  # hold reusable content of no running request
+        ("total_blocks", "i4"),
+        ("block_size", "i8"),
+        ("max_seqs", "i4"),
+        ("max_tokens", "i4"),
+        ("budget", "i4"),
+        ("min_chunk", "i4"),
+        ("caching", "i4"),
+        ("eviction", "i8"),
+        ("free_items", "i8"),
+        ("step_events", "i8"),
+        ("time_events", "i8"),
+        ("firsts", "i8"),
+        ("dones", "i8"),
+        ("claimed_blocks", "i4"),
+        ("headroom_blocks", "i4"),
+        ("rule_budget", "i4"),
+        ("rule_shares", "i4"),
+        ("rule_pools", "i4"),
+        ("rule_backoff", "i4"),
+        ("rule_slack", "i4"),
+        ("rule_feasible", "i4"),
+        ("rule_shedding", "i4"),
+        ("rule_cap", "i4"),
+        ("rule_true_up", "i8"),
+    ],
+    align=True,
+)
+
+REQUEST = np.dtype(
+    [
+        # The traffic, read only.
+        ("think_s", "f8"),
+        ("cancel_after_s", "f8"),
+        ("prefix_start", "i8"),
+        ("prefix_count", "i8"),
+        ("group_blocks", "i8"),  # engine blocks that one prefix id covers
+        ("tier", "i8"),
+        ("tenant", "i8"),
+        ("prompt", "i4"),
+        ("output", "i4"),
+        ("stop", "i8"),
+        ("successor", "i8"),  # row of the session's next turn
+        # What the engine knows.
+        ("status", "i4"),
+        ("outcome", "i4"),
+        ("computed", "i8"),  # tokens whose KV is held (decoding: at the last sync)
+        ("generated", "i4"),  # likewise
+        ("target", "i8"),  # tokens to compute before the next token comes out
+        ("blocks", "i8"),  # blocks held, shared ones included
+        ("named_blocks", "i4"),  # of them, in items of prefix ids
+        ("groups", "i8"),  # leading prefix ids whose items are held
+        ("last_known", "i4"),  # blocks of the last held item that it counts as its own
+        ("own_start", "i4"),  # block at which the unnamed run of `own_item` begins
+        ("own_item", "i8"),  # cached item of its own unnamed blocks after a preemption
+        ("slot", "i8"),  # place in the batch
+        ("grant", "i4"),  # this step's chunk
+        ("version", "i8"),  # grows whenever a pending step event goes stale
+        ("preemptions", "i4"),
+        ("recomputed", "i4"),
+        ("cached", "i4"),  # prompt tokens found in the cache at first admission
+        ("lost", "i4"),  # tokens computed before the last preemption
+        ("predicted", "i4"),  # output tokens expected
+        ("judged", "i4"),
+        ("demoted", "i4"),
+        ("mark", "i4"),  # pass of the plan that has looked at it
+        ("admission", "i8"),
+        ("sync_step", "i8"),
+        ("sync_token_ms", "f8"),
+        ("sync_read_ms", "f8"),
+        ("sync_read_step_ms", "f8"),
+        ("arrived_s", "f8"),
+        ("admitted_s", "f8"),
+        ("first_s", "f8"),
+        ("last_s", "f8"),
+        ("due_base_s", "f8"),  # see `decode.slack_s`
+        ("service_ms", "f8"),
+        ("estimate_ms", "f8"),  # raised when the output runs over the prediction
+        ("first_estimate_ms", "f8"),
+        ("prefill_estimate_ms", "f8"),
+        ("position_ms", "f8"),  # place in its tenant's queue, raw ms of estimates
+        ("width_ms", "f8"),  # its part of that queue: the estimate when it queued
+        ("finish_tag_ms", "f8"),  # virtual finish at the tier level
+        ("eligible_s", "f8"),
+        # Links of the waiting lists.
+        ("list", "i8"),
+        ("next", "i8"),
+        ("prev", "i8"),
+        ("tier_next", "i8"),
+        ("tier_prev", "i8"),
+    ],
+    align=True,
+)
+
+TIER = np.dtype(
+    [
+        ("weight", "f8"),
+        ("prefill_share", "f8"),
+        ("shed_at", "f8"),
+        ("shed_target_s", "f8"),  # the target that shedding looks at
+        ("ttft_s", "f8"),
+        ("tpot_s", "f8"),
+        ("e2e_s", "f8"),
+        ("account_ms", "f8"),  # normalised ms: service, lifted over idle times
+        ("outstanding_ms", "f8"),  # estimates of dispatched requests not used up yet
+        ("tenant_v", "f8"),  # virtual time of its tenants' level
+        ("service_ms", "f8"),  # true service
+        ("normalised_ms", "f8"),  # true service over weight
+        ("overrun_ms", "f8"),  # what requests in flight used beyond their estimates
+        ("peak_outstanding_ms", "f8"),  # normalised; with the next one, what rule 3's bound needs
+        ("peak_overrun_ms", "f8"),
+        ("candidate_finish_ms", "f8"),
+        ("candidate", "i8"),  # this step's next request of the tier
+        ("pool", "i8"),
+        ("max_running", "i4"),
+        ("shed_mode", "i4"),
+        ("protected", "i4"),
+        ("low", "i4"),
+        ("backoff", "i4"),
+        ("running", "i8"),
+        ("decoding", "i4"),
+        ("blocked", "i4"),  # this step: its head is not admissible
+        ("lapsed", "i4"),  # since the last sample: nothing waited, or its own limits held it
+        ("granted", "i4"),  # this step's prefill tokens
+        ("waiting", "i4"),
+        ("first", "i8"),  # longest waiting request, by arrival
+        ("last", "i8"),
+        ("active_start", "i8"),  # its part of `active`
+        ("active_count", "i8"),
+        ("resumed", "i8"),  # number of the list of preempted requests
+        ("waiting_tokens", "i8"),
+        # Counters of one telemetry interval.
+        ("arrivals", "i8"),
+        ("arrived_tokens", "i8"),
+        ("prefill_tokens", "i8"),
+        ("decode_tokens", "i8"),
+        ("finished", "i8"),
+        ("refused", "i8"),
+        ("judged", "i8"),
+        ("met", "i8"),
+        ("preemptions", "i8"),
+        ("recomputed", "i8"),
+        ("skewed", "i8"),
+        ("cached", "i8"),
+    ],
+    align=True,
+)
+
+TENANT = np.dtype(
+    [
+        ("share", "f8"),
+        ("account_ms", "f8"),
+        ("outstanding_ms", "f8"),
+        ("bypassed_ms", "f8"),  # estimates dispatched ahead of the queue's head
+        ("tail_ms", "f8"),  # position of the next arrival
+        ("predicted_output", "f8"),
+        ("service_ms", "f8"),
+        ("samples", "i8"),
+        ("tier", "i8"),
+        ("active_slot", "i8"),
+    ],
+    align=True,
+)
+
+POOL = np.dtype([("fraction", "f8"), ("guaranteed", "i8"), ("held", "i8")], align=True)
+
+ITEM = np.dtype(
+    [
+        ("idle_s", "f8"),
+        ("sequence", "i8"),
+        ("prefix", "i8"),  # prefix id, or -1 - row for a request's unnamed run
+        ("blocks", "i8"),
+        ("refs", "i4"),
+        ("charge", "i8"),  # pool that the blocks count in while held
+        ("kind", "i8"),  # retention class while idle
+        ("reused", "i8"),
+        ("next", "i8"),
+        ("prev", "i8"),
+        ("same", "i8"),  # next item of the same prefix id
+    ],
+    align=True,
+)
+
+CLASS = np.dtype(
+    [
+        ("factor", "f8"),
+        ("blocks", "i8"),
+        ("head", "i8"),
+        ("tail", "i8"),
+        ("tier", "i8"),
+        ("rank", "i8"),  # 0 = first to go under a strict tier order
+    ],
+    align=True,
+)
+
+LIST = np.dtype([("head", "i8"), ("tail", "i8"), ("count", "i4")], align=True)
+STEP_EVENT = np.dtype([("key", "i8"), ("row", "i8"), ("version", "i8")], align=True)
+TIME_EVENT = np.dtype([("key", "f8"), ("row", "i8"), ("kind", "i8")], align=True)
+
+
+class State(NamedTuple):
+    """Everything the step loop reads and writes."""
+
+    engine: Records
+    """One record."""
+    req: Records
+    """(requests,)"""
+    tiers: Records
+    tenants: Records
+    """(tenants x tiers,): a tenant's account in one tier."""
+    pools: Records
+    items: Records
+    """(blocks + 1,)"""
+    classes: Records
+    lists: Records
+    """(accounts + tiers,): one list an account, then each tier's resumed requests."""
+    steps: Records
+    """Heap of step events."""
+    times: Records
+    """Heap of timed events."""
+    coef: F8
+    arrival_s: F8
+    open_rows: I8
+    prefix_ids: I4
+    held: I4
+    """(prefix ids,): the item that the request of that place holds."""
+    first_item: I4
+    """(distinct prefix ids,): newest chain of items with that id."""
+    pool_refs: I4
+    """(items, pools)"""
+    free_items: I8
+    class_of: I8
+    """(tiers, stop reasons, 2)"""
+    running: I8
+    """(batch,)"""
+    prefilling: I8
+    """(batch,)"""
+    active: I8
+    """(accounts,): accounts with waiting requests, grouped by tier."""
+    grow: I8
+    """(pools, block size): decodes that need a block at steps of that phase."""
+    tier_grow: I8
+    """(tiers, block size)"""
+    gap_low: F8
+    """(tiers, tiers): least difference of accounts while both wait; NaN = not both."""
+    gap_high: F8
+    first_log: I8
+    done_log: I8
+
+
+def records(count: int, dtype: np.dtype[Any]) -> Records:
+    """Zeroed records whose fields read as attributes, with and without the compiler."""
+    return np.zeros(count, dtype).view(np.recarray)

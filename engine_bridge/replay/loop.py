@@ -1,0 +1,323 @@
+"""The step loop: deliver what is due, plan a step, run it, look at who is done; until a time.
+
+Steps that only decode and that nothing can change are run in a tight inner loop (`collapse`): the
+same additions in the same order as one at a time, so the results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.heaps import drop_step_event, drop_time_event
+from trimtab.engine_bridge.replay.kv_cache import evict, name_blocks
+from trimtab.engine_bridge.replay.layout import (
+    CANCELLED,
+    DECODING,
+    DONE,
+    EVENT_ARRIVAL,
+    EVENT_CANCEL,
+    FAIR,
+    FINISHED,
+    FUTURE,
+    NONE,
+    SHED,
+    State,
+)
+from trimtab.engine_bridge.replay.lifecycle import (
+    arrive,
+    demote,
+    end,
+    outlive,
+    start_decoding,
+    sync,
+    use,
+)
+from trimtab.engine_bridge.replay.plan_fair import plan_fair
+from trimtab.engine_bridge.replay.plan_stock import plan_stock
+from trimtab.engine_bridge.replay.victims import growth_blocks, make_room_to_grow
+from trimtab.engine_bridge.step_time import decode_attention_ms, linear_ms, prefill_attention_ms
+
+_REFUSE, _DEMOTE = 1, 2
+_SHARE_RATE = 0.01
+_SCALE_RATE = 0.05
+_FAR = np.iinfo(np.int64).max
+
+
+@compiled
+def _shed_time_s(s: State, number: int) -> float:
+    """When the tier's longest waiting request becomes too late (rule 15)."""
+    tier = s.tiers[number]
+    if tier.shed_mode == 0 or tier.first == NONE or s.req[tier.first].demoted == 1:
+        return np.inf
+    return s.req[tier.first].arrived_s + tier.shed_at * tier.shed_target_s
+
+
+@compiled
+def next_event_s(s: State) -> float:
+    """The earliest time at which something other than a step happens."""
+    e = s.engine[0]
+    at = np.inf
+    if e.next_open < len(s.open_rows):
+        at = s.arrival_s[s.open_rows[e.next_open]]
+    if e.time_events > 0:
+        at = min(at, s.times[0].key)
+    if e.mode == FAIR and e.rule_shedding == 1 and e.waiting > 0:
+        for t in range(len(s.tiers)):
+            at = min(at, _shed_time_s(s, t))
+    return at
+
+
+@compiled
+def _shed(s: State) -> None:
+    for t in range(len(s.tiers)):
+        while _shed_time_s(s, t) <= s.engine[0].now_s:
+            row = s.tiers[t].first
+            if s.tiers[t].shed_mode == _REFUSE:
+                end(s, row, SHED)
+            else:
+                demote(s, row)
+
+
+@compiled
+def _deliver(s: State) -> None:
+    """Arrivals and timers that are due, in the order of their times."""
+    e = s.engine[0]
+    while True:
+        arrival = np.inf
+        if e.next_open < len(s.open_rows):
+            arrival = s.arrival_s[s.open_rows[e.next_open]]
+        timer = s.times[0].key if e.time_events > 0 else np.inf
+        if min(arrival, timer) > e.now_s:
+            break
+        if arrival <= timer:
+            row = s.open_rows[e.next_open]
+            e.next_open += 1
+            arrive(s, row, arrival)
+            continue
+        row, kind = s.times[0].row, s.times[0].kind
+        drop_time_event(s)
+        if kind == EVENT_ARRIVAL:
+            arrive(s, row, timer)
+        elif kind == EVENT_CANCEL:
+            if s.req[row].status != DONE and s.req[row].status != FUTURE:
+                end(s, row, CANCELLED)
+        else:
+            e.epoch += 1
+    if e.mode == FAIR and e.rule_shedding == 1:
+        _shed(s)
+
+
+@compiled
+def _grow(s: State) -> int:
+    """Take this step's new decode blocks; whether a pool passed its guarantee by it."""
+    e = s.engine[0]
+    phase = e.step % e.block_size
+    need, crossed = 0, 0
+    for p in range(len(s.pools)):
+        more = s.grow[p, phase]
+        if more > 0:
+            pool = s.pools[p]
+            if pool.held <= pool.guaranteed and pool.held + more > pool.guaranteed:
+                crossed = 1
+            pool.held += more
+            need += more
+    if need > e.empty_blocks:
+        evict(s, need - e.empty_blocks)
+    e.empty_blocks -= need
+    return crossed
+
+
+@compiled
+def _run_decodes(s: State, until_s: float) -> None:
+    """Run steps that only decode, until something may change what a step carries."""
+    e = s.engine[0]
+    coef = s.coef
+    count = e.decoding
+    linear = linear_ms(coef, float(count), float(count)) * e.speed
+    share = linear / count
+    stop_step = s.steps[0].key if e.step_events > 0 else _FAR
+    # The stock rules try the waiting queue's head at every step that has a free place.
+    single = e.collapse == 0 or (e.mode != FAIR and e.waiting > 0 and e.running < e.max_seqs)
+    until_s = min(until_s, next_event_s(s))
+    epoch = e.epoch
+    while True:
+        e.epoch += _grow(s)
+        read = decode_attention_ms(coef, float(count), float(e.read_tokens)) * e.speed
+        per_token = read / e.read_tokens
+        e.now_s += (linear + read) * 1e-3
+        e.busy_ms += linear + read
+        e.token_ms += share
+        e.read_ms += per_token
+        e.read_step_ms += per_token * e.step
+        e.decode_share_ms += _SHARE_RATE * (share - e.decode_share_ms)
+        e.scale += _SCALE_RATE * (e.speed - e.scale)
+        e.read_tokens += count
+        e.step += 1
+        e.interval_steps += 1
+        e.interval_batch += count
+        if (
+            single
+            or e.step >= stop_step
+            or e.now_s >= until_s
+            or e.epoch != epoch
+            or growth_blocks(s) > e.empty_blocks + e.cached_blocks
+        ):
+            return
+
+
+@compiled
+def _run_mixed(s: State, tokens: int) -> None:
+    """Run one step with prefill chunks beside the decodes, and book its time to its requests."""
+    e = s.engine[0]
+    coef = s.coef
+    e.epoch += _grow(s)
+    chunks, pairs = 0, 0.0
+    for at in range(e.prefilling):
+        r = s.req[s.prefilling[at]]
+        if r.grant > 0:
+            chunks += 1
+            pairs += r.grant * (r.computed + 0.5 * r.grant)
+    decodes = e.decoding
+    total = tokens + decodes
+    linear = linear_ms(coef, float(total), float(decodes + chunks)) * e.speed
+    attention = prefill_attention_ms(coef, float(chunks), float(tokens), pairs) * e.speed
+    read = decode_attention_ms(coef, float(decodes), float(e.read_tokens)) * e.speed
+    share = linear / total
+    for at in range(e.prefilling):
+        row = s.prefilling[at]
+        r = s.req[row]
+        if r.grant > 0:
+            part = r.grant * (r.computed + 0.5 * r.grant) / pairs
+            use(s, row, share * r.grant + attention * part)
+            s.tiers[r.tier].prefill_tokens += r.grant
+    if decodes > 0:
+        per_token = read / e.read_tokens
+        e.token_ms += share
+        e.read_ms += per_token
+        e.read_step_ms += per_token * e.step
+        e.decode_share_ms += _SHARE_RATE * (share - e.decode_share_ms)
+    e.now_s += (linear + attention + read) * 1e-3
+    e.busy_ms += linear + attention + read
+    e.scale += _SCALE_RATE * (e.speed - e.scale)
+    e.read_tokens += decodes
+    e.step += 1
+    e.interval_steps += 1
+    e.interval_batch += decodes + chunks
+    _advance_prefills(s)
+
+
+@compiled
+def _advance_prefills(s: State) -> None:
+    """Count the chunks as computed; prompts that are complete give a token."""
+    e = s.engine[0]
+    at = 0
+    while at < e.prefilling:
+        row = s.prefilling[at]
+        r = s.req[row]
+        r.computed += r.grant
+        if r.grant > 0:
+            name_blocks(s, row, r.computed)
+        r.grant = 0
+        if r.computed < r.target:
+            at += 1
+            continue
+        r.generated += 1
+        if r.generated == 1:
+            r.first_s = e.now_s
+            s.first_log[e.firsts] = row
+            e.firsts += 1
+        s.tiers[r.tier].decode_tokens += 1
+        if r.generated == r.output:
+            end(s, row, FINISHED)
+        else:
+            start_decoding(s, row)
+
+
+@compiled
+def _finish_due(s: State) -> None:
+    """Handle the step events that are due: last tokens and outlived predictions."""
+    e = s.engine[0]
+    while e.step_events > 0 and s.steps[0].key <= e.step:
+        row, version = s.steps[0].row, s.steps[0].version
+        drop_step_event(s)
+        r = s.req[row]
+        if r.version != version or r.status != DECODING:
+            continue
+        if r.generated + e.step - r.sync_step >= r.output:
+            end(s, row, FINISHED)
+        else:
+            outlive(s, row)
+
+
+@compiled
+def advance(s: State, until_s: float) -> bool:
+    """Run until `until_s` or until every request is done; False if requests are stuck for good."""
+    e = s.engine[0]
+    while e.now_s < until_s and e.left > 0:
+        _deliver(s)
+        if e.left == 0:
+            break
+        if e.running == 0 and e.waiting == 0:
+            at = next_event_s(s)
+            if at == np.inf:
+                return False
+            e.now_s = min(at, until_s)
+            continue
+        preempted = make_room_to_grow(s)
+        tokens = plan_fair(s) if e.mode == FAIR else plan_stock(s, preempted)
+        if tokens > 0:
+            _run_mixed(s, tokens)
+        elif e.decoding > 0:
+            _run_decodes(s, until_s)
+        else:
+            at = next_event_s(s)
+            if at == np.inf:
+                return False
+            e.now_s = min(at, until_s)
+            continue
+        _finish_due(s)
+    return True
+
+
+@compiled
+def settle_interval(s: State) -> None:
+    """Bring all running requests' accounts up to now; count missed deadlines and tier gaps."""
+    e = s.engine[0]
+    for slot in range(e.running):
+        row = s.running[slot]
+        if s.req[row].status == DECODING:
+            sync(s, row)
+    for t in range(len(s.tiers)):
+        tier = s.tiers[t]
+        row = tier.first
+        while row != NONE:
+            r = s.req[row]
+            waited = e.now_s - r.arrived_s
+            if r.judged == 0 and (waited > tier.ttft_s or waited > tier.e2e_s):
+                r.judged = 1
+                tier.judged += 1
+            row = r.tier_next
+    _measure_gaps(s)
+
+
+@compiled
+def _measure_gaps(s: State) -> None:
+    """Track the spread of normalised service between tiers that both wait (rule 3)."""
+    e = s.engine[0]
+    for a in range(len(s.tiers)):
+        for b in range(a):
+            x, y = s.tiers[a], s.tiers[b]
+            gap = x.normalised_ms - y.normalised_ms
+            both = x.lapsed == 0 and y.lapsed == 0 and x.waiting > 0 and y.waiting > 0
+            if not both or np.isnan(s.gap_low[a, b]):
+                # The interval starts now, or is yet to start.
+                ready = x.waiting > 0 and y.waiting > 0
+                s.gap_low[a, b] = gap if ready else np.nan
+                s.gap_high[a, b] = gap if ready else np.nan
+                continue
+            s.gap_low[a, b] = min(s.gap_low[a, b], gap)
+            s.gap_high[a, b] = max(s.gap_high[a, b], gap)
+            e.gap_ms = max(e.gap_ms, s.gap_high[a, b] - s.gap_low[a, b])
+    for t in range(len(s.tiers)):
+        s.tiers[t].lapsed = 0

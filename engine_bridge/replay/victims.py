@@ -1,0 +1,225 @@
+"""Who gives blocks back: finding victims among the running requests and preempting them.
+
+The order and the permissions are rule 6's (`rules.pools`), or vLLM's own under the stock rules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.kv_cache import free_blocks
+from trimtab.engine_bridge.replay.layout import FAIR, FCFS, NONE, State
+from trimtab.engine_bridge.replay.lifecycle import preempt
+from trimtab.engine_bridge.rules.pools import (
+    MOST_DISPLACED,
+    loss_class,
+    may_yield,
+    yields_before,
+)
+
+
+@compiled
+def computed_now(s: State, row: int) -> int:
+    """Tokens whose KV a running request holds at this step."""
+    r = s.req[row]
+    if r.status == 3:
+        return r.computed + s.engine[0].step - r.sync_step
+    return r.computed
+
+
+@compiled
+def excess_blocks(s: State, pool: int) -> int:
+    """Blocks that a pool holds beyond its guarantee, at least 0."""
+    return max(0, s.pools[pool].held - s.pools[pool].guaranteed)
+
+
+@compiled
+def choose_victim(
+    s: State, pool: int, weight: float, newcomer: bool, own_only: bool
+) -> int:
+    """Rule 6's victim for a request of `pool` and tier weight `weight`; NONE if nobody may yield.
+
+    A `newcomer` never displaces its own pool's equals, nor who has given way often; `own_only`
+    looks inside the requester's pool only.
+    """
+    e = s.engine[0]
+    best = NONE
+    best_excess, best_weight, best_loss, best_finish = 0, 0.0, 0, 0.0
+    for slot in range(e.running):
+        row = s.running[slot]
+        r = s.req[row]
+        tier = s.tiers[r.tier]
+        same = tier.pool == pool
+        excess = excess_blocks(s, tier.pool) if e.rule_pools == 1 else 1
+        if own_only and not same:
+            continue
+        if newcomer and (
+            r.preemptions >= MOST_DISPLACED or (same and tier.weight >= weight)
+        ):
+            continue
+        if not may_yield(tier.weight, weight, same, excess):
+            continue
+        loss = loss_class(computed_now(s, row), e.block_size) + r.preemptions
+        if best == NONE or yields_before(
+            excess,
+            tier.weight,
+            loss,
+            r.finish_tag_ms,
+            best_excess,
+            best_weight,
+            best_loss,
+            best_finish,
+        ):
+            best, best_excess, best_weight = row, excess, tier.weight
+            best_loss, best_finish = loss, r.finish_tag_ms
+    return best
+
+
+@compiled
+def cap_victim(s: State, weight: float) -> int:
+    """Whom a waiting request displaces at the batch cap: of the strictly lower tiers the lowest,
+    and of those the one that loses least computed work; NONE if there is none.
+    """
+    e = s.engine[0]
+    best, best_weight, best_loss, best_finish = NONE, weight, 0, 0.0
+    for slot in range(e.running):
+        row = s.running[slot]
+        r = s.req[row]
+        tier = s.tiers[r.tier]
+        if tier.weight >= weight or tier.weight > best_weight:
+            continue
+        if r.preemptions >= MOST_DISPLACED:
+            continue
+        loss = computed_now(s, row)
+        if tier.weight < best_weight or yields_before(
+            0, 0.0, loss, r.finish_tag_ms, 0, 0.0, best_loss, best_finish
+        ):
+            best, best_weight = row, tier.weight
+            best_loss, best_finish = loss, r.finish_tag_ms
+    return best
+
+
+@compiled
+def recoverable_blocks(s: State, pool: int, weight: float) -> int:
+    """Blocks that calling back could free at most for a request of `pool` and that weight."""
+    e = s.engine[0]
+    total = 0
+    for p in range(len(s.pools)):
+        held = 0
+        for slot in range(e.running):
+            r = s.req[s.running[slot]]
+            tier = s.tiers[r.tier]
+            lower = tier.weight < weight if p == pool else tier.weight <= weight
+            if tier.pool == p and lower and r.preemptions < MOST_DISPLACED:
+                held += r.blocks
+        total += held if p == pool else min(held, excess_blocks(s, p))
+    return total
+
+
+@compiled
+def call_back(s: State, pool: int, weight: float, need: int) -> bool:
+    """Preempt until `need` blocks are free, or do nothing if that cannot succeed."""
+    short = need - free_blocks(s)
+    if short <= 0:
+        return True
+    if recoverable_blocks(s, pool, weight) < short:
+        return False
+    while free_blocks(s) < need:
+        row = choose_victim(s, pool, weight, True, False)
+        if row == NONE:
+            return False
+        preempt(s, row)
+    return True
+
+
+@compiled
+def displace(s: State, pool: int, weight: float, need: int) -> bool:
+    """Preempt lower tiers of the same pool until `need` more blocks fit its guarantee and are free,
+    or do nothing if that cannot succeed.
+    """
+    e, at = s.engine[0], s.pools[pool]
+    lower = 0
+    for slot in range(e.running):
+        r = s.req[s.running[slot]]
+        tier = s.tiers[r.tier]
+        if tier.pool == pool and tier.weight < weight and r.preemptions < MOST_DISPLACED:
+            lower += r.blocks
+    if lower < max(at.held + need - at.guaranteed, need - free_blocks(s)):
+        return False
+    while at.held + need > at.guaranteed or free_blocks(s) < need:
+        row = choose_victim(s, pool, weight, True, True)
+        if row == NONE:
+            return False
+        preempt(s, row)
+    return True
+
+
+@compiled
+def growth_blocks(s: State) -> int:
+    """New blocks that this step's decodes need."""
+    e = s.engine[0]
+    phase = e.step % e.block_size
+    need = 0
+    for pool in range(s.grow.shape[0]):
+        need += s.grow[pool, phase]
+    return need
+
+
+@compiled
+def _neediest_tier(s: State) -> int:
+    """The highest-weight tier whose decodes find no block if higher tiers are served first."""
+    e = s.engine[0]
+    phase = e.step % e.block_size
+    free, below = free_blocks(s), np.inf
+    while True:
+        tier, weight = NONE, 0.0
+        for t in range(len(s.tiers)):
+            if s.tiers[t].weight < below and s.tiers[t].weight > weight:
+                tier, weight = t, s.tiers[t].weight
+        if tier == NONE:
+            return NONE
+        for t in range(len(s.tiers)):
+            if s.tiers[t].weight == weight and s.tier_grow[t, phase] > 0:
+                free -= s.tier_grow[t, phase]
+                tier = t
+                if free < 0:
+                    return tier
+        below = weight
+
+
+@compiled
+def last_in_batch(s: State) -> int:
+    """The stock rules' victim: the latest admitted (fcfs), or the least urgent (priority)."""
+    e = s.engine[0]
+    best = s.running[0]
+    for slot in range(1, e.running):
+        row = s.running[slot]
+        r, b = s.req[row], s.req[best]
+        if e.mode == FCFS:
+            later = r.admission > b.admission
+        else:
+            later = r.tier > b.tier or (r.tier == b.tier and r.arrived_s > b.arrived_s)
+            if r.tier == b.tier and r.arrived_s == b.arrived_s:
+                later = r.admission > b.admission
+        if later:
+            best = row
+    return best
+
+
+@compiled
+def make_room_to_grow(s: State) -> bool:
+    """Preempt until this step's decodes find their blocks; whether anybody was preempted."""
+    e = s.engine[0]
+    if growth_blocks(s) <= free_blocks(s):
+        return False
+    while growth_blocks(s) > free_blocks(s):
+        if e.mode == FAIR:
+            tier = s.tiers[_neediest_tier(s)]
+            row = choose_victim(s, tier.pool, tier.weight, False, False)
+            if row == NONE:
+                row = last_in_batch(s)
+        else:
+            row = last_in_batch(s)
+        preempt(s, row)
+    return True

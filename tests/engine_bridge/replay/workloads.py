@@ -1,0 +1,79 @@
+"""Small workloads for tests of the replay: random, with sessions, shared prefixes and cancellations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.trace import NO_SESSION, Trace
+
+TIERS = ("T0", "T1", "T2", "T3")
+
+
+def small_engine(
+    *, blocks: int = 600, seqs: int = 16, tokens: int = 2048, caching: bool = True
+) -> EngineSpec:
+    """The 8B engine with a cache and a batch small enough to be fought over."""
+    return get_engine_spec("h100:llama-3.1-8b-tp1").with_limits(
+        num_gpu_blocks=blocks,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        enable_prefix_caching=caching,
+    )
+
+
+def random_trace(
+    seed: int, *, requests: int = 120, rate: float = 20.0, group_tokens: int = 64
+) -> Trace:
+    """Requests of four tiers; some in closed-loop sessions, with growing and shared prefixes."""
+    rng = np.random.default_rng(seed)
+    arrival, rows = np.cumsum(rng.exponential(1.0 / rate, requests)), []
+    next_id = 8
+    for number in range(requests):
+        turns = int(rng.integers(1, 5)) if rng.random() < 0.3 else 1
+        tier = int(rng.integers(0, 4))
+        shared = rng.random() < 0.3
+        ids: list[int] = list(range(int(rng.integers(1, 8)))) if shared else []
+        prompt = len(ids) * group_tokens
+        for turn in range(turns):
+            prompt += int(rng.integers(1, 900))
+            output = int(rng.integers(1, 120))
+            while len(ids) < (prompt + output) // group_tokens:
+                ids.append(next_id)
+                next_id += 1
+            rows.append(
+                {
+                    "arrival_s": arrival[number],
+                    "tier": tier,
+                    "tenant": int(rng.integers(0, 3)),
+                    "prompt_tokens": prompt,
+                    "output_tokens": output,
+                    "session": number if turns > 1 else NO_SESSION,
+                    "turn": turn,
+                    "think_s": float(rng.exponential(0.5)) if turn else 0.0,
+                    "ids": list(ids),
+                    "cancel_after_s": float(rng.exponential(2.0)) + 1e-3
+                    if rng.random() < 0.1
+                    else np.inf,
+                    "stop_reason": int(rng.integers(0, 2)),
+                }
+            )
+            prompt += output
+    lengths = [len(r["ids"]) for r in rows]
+    columns = {
+        name: np.array([r[name] for r in rows])
+        for name in rows[0]
+        if name not in ("ids", "session", "turn", "stop_reason")
+    }
+    return Trace.build(
+        **columns,
+        tier_names=TIERS,
+        tenant_names=("a", "b", "c"),
+        session=np.array([r["session"] for r in rows], np.int32),
+        turn=np.array([r["turn"] for r in rows], np.int32),
+        stop_reason=np.array([r["stop_reason"] for r in rows], np.int32),
+        stop_names=("", "tool_use"),
+        prefix_offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        prefix_ids=np.array([i for r in rows for i in r["ids"]], np.int32),
+        prefix_block_tokens=np.full(len(rows), group_tokens, np.int32),
+    )
