@@ -1,0 +1,167 @@
+"""Trimtab's own form: lossless, streamed, atomic."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tracemalloc
+from dataclasses import fields
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.trace import Trace
+from trimtab.training.traces import read_trace, write_trace
+from trimtab.training.traces.merge import merge
+
+from .conftest import Read, Write
+
+
+def _again(trace: Trace, suffix: str) -> Trace:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"t{suffix}"
+        write_trace(trace, path)
+        return read_trace(path, rng=np.random.default_rng(0))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Traces with every column, some of them empty."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    pieces = []
+    for number in range(draw(st.integers(1, 3))):
+        n = draw(st.integers(1, 6))
+        closed = draw(st.booleans())
+        lengths = rng.integers(0, 4, n) * draw(st.booleans())
+        pieces.append(
+            Trace.build(
+                arrival_s=np.sort(rng.exponential(10.0, n)),
+                prompt_tokens=rng.integers(300, 2000, n),
+                output_tokens=rng.integers(1, 50, n),
+                tier_names=(f"T{number}",),
+                tenant=rng.integers(0, 2, n),
+                tenant_names=(f'a "b", {number}', f"c-{number}"),
+                session=np.full(n, 0 if closed else -1, np.int32),
+                turn=np.arange(n, dtype=np.int32) * closed,
+                think_s=rng.exponential(1.0, n) * closed,
+                prefix_offsets=np.r_[0, np.cumsum(lengths)].astype(np.int64),
+                prefix_ids=rng.integers(0, 9, int(lengths.sum())).astype(np.int32),
+                prefix_block_tokens=np.where(lengths > 0, 64, 0).astype(np.int32),
+                cancel_after_s=np.where(rng.random(n) < 0.5, np.inf, rng.exponential(9.0, n)),
+                stop_reason=rng.integers(0, 2, n).astype(np.int32),
+                stop_names=("", "end_turn"),
+                image_tokens=rng.integers(0, 2, n).astype(np.int32),
+                acceptance=np.where(rng.random(n) < 0.5, np.nan, rng.random(n)),
+            )
+        )
+    return merge(pieces)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@settings(max_examples=60)
+@given(trace=traces())
+def test_what_is_written_is_read_again(suffix: str, trace: Trace) -> None:
+    assert _again(trace, suffix).digest() == trace.digest()
+
+
+def test_parquet_keeps_names_in_any_order_and_notes(tmp_path: Path) -> None:
+    trace = Trace.build(
+        arrival_s=[0.0],
+        prompt_tokens=[1],
+        output_tokens=[1],
+        tier=1,
+        tier_names=("gold", "T10", "T9"),
+        tenant_names=("z", "a"),
+        notes=("One.", "Two."),
+    )
+    again = _again(trace, ".parquet")
+    assert again.digest() == trace.digest()
+    assert again.notes == trace.notes
+
+
+def test_a_csv_by_hand(write: Write, read: Read) -> None:
+    text = (
+        "arrival_s,tenant,tier,prompt_tokens,output_tokens,session,turn,think_s,prefix_ids,"
+        "prefix_block_tokens\n"
+        "1.5,acme,T1,200,5,s-b,0,,70 80 90,64\n"
+        ",acme,T1,300.0,5,s-b,1,2.5,70 80 90 95,64\n"
+        "0.5,zoo,T0,10,1,,,,,\n"
+    )
+    trace = read(write("t.csv", text))
+    assert trace.arrival_s.tolist() == [0.5, 1.5, 1.5]
+    assert trace.turn.tolist() == [0, 0, 1]
+    assert trace.session.tolist() == [-1, 0, 0]
+    assert trace.think_s.tolist() == [0.0, 0.0, 2.5]
+    assert trace.prefix_ids.tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert trace.prefix_block_tokens.tolist() == [0, 64, 64]
+    assert trace.tier_names == ("T0", "T1")
+
+
+def test_parquet_of_other_writers(tmp_path: Path, read: Read) -> None:
+    table = pa.table(
+        {
+            "arrival_s": pa.array([0, 1, 2], pa.int64()),
+            "tenant": pa.array(["b", "a", "b"]).dictionary_encode(),
+            "tier": ["T0", "T0", "T1"],
+            "prompt_tokens": pa.array([5.0, 6.0, 7.0]),
+            "output_tokens": pa.array([1, 2, 3], pa.uint8()),
+            "prefix_ids": pa.array([None, None, None], pa.list_(pa.int64())),
+            "prefix_block_tokens": pa.array([None, None, None], pa.int32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    trace = read(tmp_path / "t.parquet")
+    assert trace.tenant_names == ("a", "b")
+    assert trace.tenant.tolist() == [1, 0, 1]
+    assert trace.prompt_tokens.tolist() == [5, 6, 7]
+
+
+def test_reading_needs_little_more_than_the_columns(tmp_path: Path, read: Read) -> None:
+    n = 400_000
+    trace = Trace.build(
+        arrival_s=np.arange(n) * 0.01,
+        prompt_tokens=np.full(n, 100),
+        output_tokens=np.full(n, 10),
+    )
+    path = tmp_path / "t.parquet"
+    write_trace(trace, path)
+    size = sum(
+        getattr(trace, f.name).nbytes
+        for f in fields(trace)
+        if isinstance(getattr(trace, f.name), np.ndarray)
+    )
+    tracemalloc.start()
+    read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    chunk = 131_072 * 8 * 5 * 2
+    assert peak < 1.15 * size + chunk
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_text("old")
+    trace = Trace.build(arrival_s=[0.0], prompt_tokens=[1], output_tokens=[1])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_batch", full)
+    with pytest.raises(TraceError, match="No space left"):
+        write_trace(trace, path)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["t.parquet"]
+
+
+@pytest.mark.parametrize("name", ["t.txt", "missing/t.csv", "t", "folder.csv"])
+def test_places_that_no_trace_can_be_written_to(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    trace = Trace.build(arrival_s=[0.0], prompt_tokens=[1], output_tokens=[1])
+    with pytest.raises(TraceError):
+        write_trace(trace, tmp_path / name)

@@ -1,0 +1,99 @@
+"""ServeGen's clients: drawn requests keep rates, burstiness, lengths and silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trimtab.engine_bridge.errors import TraceError
+from trimtab.training.traces.servegen import length_table
+
+from .conftest import Read, Write
+
+IDLE = "{start},0,0,,0,0"
+LENGTHS = (
+    '{"0": {"input_tokens": "{}", "output_tokens": "{}"},'
+    ' "21600": {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{3: 1.0}"}}'
+)
+
+
+def _client(write: Write, number: int, windows: list[str], lengths: str = LENGTHS) -> Path:
+    lines = [line.format(start=600 * place) for place, line in enumerate(windows)]
+    write(f"d/chunk-{number}-dataset.json", lengths)
+    return write(f"d/chunk-{number}-trace.csv.gz", "\n".join(lines)).parent
+
+
+def test_rates_are_scaled_together_and_silence_is_kept(write: Write, read: Read) -> None:
+    _client(write, 3, ["{start},30,1,Gamma,1,1", IDLE, "{start},30,1,Gamma,1,1"])
+    path = _client(write, 12, ["{start},10,4,Weibull,0.4,1", IDLE, IDLE])
+    trace = read(path, window_start_s=0, window_s=1800, rate_per_s=0.7)
+    assert trace.tenant_names == ("client-3", "client-12")
+    assert len(trace) == pytest.approx(1260, abs=3)
+    counts = np.bincount(trace.tenant)
+    assert counts[0] / counts[1] == pytest.approx(6, rel=0.02)
+    silent = (trace.arrival_s > 600) & (trace.arrival_s < 1200)
+    assert not silent.any()
+    assert set(trace.prompt_tokens) == {10, 20}
+    assert set(trace.output_tokens) == {3}
+
+
+def test_burstiness_survives_the_scaling(write: Write, read: Read) -> None:
+    path = _client(write, 1, ["{start},100,3,Gamma,0.11,1"] * 6)
+    trace = read(path, window_start_s=0, window_s=3600, rate_per_s=1)
+    gaps = np.diff(trace.arrival_s)
+    assert 2.4 < gaps.std() / gaps.mean() < 3.6
+
+
+def test_one_file_of_a_client_brings_the_other(write: Write, read: Read) -> None:
+    folder = _client(write, 1, ["{start},1,1,Gamma,1,1"] * 6)
+    both = read(folder).digest()
+    assert read(folder / "chunk-1-trace.csv.gz").digest() == both
+    assert read(folder / "chunk-1-dataset.json").digest() == both
+    (folder / "chunk-1-dataset.json").unlink()
+    with pytest.raises(TraceError, match="other file is missing"):
+        read(folder)
+
+
+def test_a_span_without_anyone_is_refused(write: Write, read: Read) -> None:
+    path = _client(write, 1, ["{start},1,1,Gamma,1,1", IDLE])
+    with pytest.raises(TraceError, match="a client is active"):
+        read(path, window_start_s=600, window_s=600)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "{1: __import__('os')}",
+        "{" * 500 + "}" * 500,
+        "{1: {2: 3}}",
+        "{1, 2}",
+        "{1: -0.5}",
+        "{1: 1e999}",
+        "{-1: 0.5}",
+        "{1: 0.5",
+        "[1]",
+        7,
+        None,
+    ],
+)
+def test_a_length_table_is_data_never_code(text: object) -> None:
+    with pytest.raises(TraceError, match="a dict of token count"):
+        length_table(text, "x")
+
+
+def test_an_empty_length_table_knows_nothing() -> None:
+    assert len(length_table("{}", "x")[0]) == 0
+    assert len(length_table("{5: 0.0}", "x")[0]) == 0
+
+
+@pytest.mark.parametrize("name", ["m-small", "m-large"])
+def test_the_real_clients(shared_dir: Path, read: Read, name: str) -> None:
+    trace = read(shared_dir / f"traces/servegen/data/language/{name}")
+    assert trace.duration_s == pytest.approx(3600, abs=30)
+    assert len(trace) / 3600 == pytest.approx(10, rel=0.02)
+    assert len(trace.tenant_names) > 10
+    small = name == "m-small"
+    assert (np.median(trace.output_tokens) < 10) == small
