@@ -1,0 +1,1 @@
+"""Policies: telemetry in, proposed allocation out."""

@@ -1,0 +1,232 @@
+"""`trimtab whatif`: recorded traffic under several policies or plans, paired and compared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trimtab.engine_bridge.errors import FlagError, TraceError
+
+if TYPE_CHECKING:
+    from trimtab.engine_bridge.engine_spec import EngineSpec
+    from trimtab.engine_bridge.plan import Plan
+    from trimtab.engine_bridge.trace import Trace
+    from trimtab.training.whatif.run import Contender
+
+DEFAULT_ENGINE = "h100:llama-3.1-8b-tp1"
+DEFAULT_POLICIES = ("static", "stock-fcfs", "stock-priority", "reactive")
+_MOST_SEEDS = 1000
+_MOST_JOBS = 1024
+
+
+TracePath = Annotated[Path, typer.Option("--trace", help="Recorded traffic, in any known format.")]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plan",
+        help="Plan file, or default or published. The first sets targets and values; each further "
+        "one is compared as static@NAME.",
+    ),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help=f"Policy under the first plan, several times: {', '.join(DEFAULT_POLICIES)} (all of "
+        "them if none is given; static if several plans are).",
+    ),
+]
+Engine = Annotated[str, typer.Option("--engine", help="Engine model or engine file.")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", help="How many variations of the traffic; the first as recorded.")
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result for machines.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the report for people.")]
+Requests = Annotated[
+    Path | None,
+    typer.Option("--requests", help="Write one row a request and policy (Parquet)."),
+]
+Drain = Annotated[
+    float | None,
+    typer.Option(
+        "--drain-s",
+        help="Longest time after the last arrival for requests to end, seconds; left out, twice "
+        "the longest target, at least 600.",
+    ),
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", help="Processes at once; left out, one a CPU.")]
+MaxSeqs = Annotated[int | None, typer.Option("--max-num-seqs", help="Most requests in a batch.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-num-batched-tokens", help="Most tokens in a step.")
+]
+Blocks = Annotated[int | None, typer.Option("--num-gpu-blocks", help="KV blocks.")]
+BlockSize = Annotated[int | None, typer.Option("--block-size", help="Tokens in a KV block.")]
+Caching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse cached prefixes."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("whatif")(whatif)
+
+
+def whatif(
+    trace: TracePath,
+    plan: Plans = None,
+    policy: Policies = None,
+    engine: Engine = DEFAULT_ENGINE,
+    seeds: Seeds = 1,
+    json: Json = None,
+    html: Html = None,
+    requests: Requests = None,
+    drain_s: Drain = None,
+    jobs: Jobs = None,
+    max_num_seqs: MaxSeqs = None,
+    max_num_batched_tokens: MaxTokens = None,
+    num_gpu_blocks: Blocks = None,
+    block_size: BlockSize = None,
+    enable_prefix_caching: Caching = None,
+) -> None:
+    """Replay recorded traffic under several policies or plans, and say how each tier fares."""
+    from trimtab.controller.cli.study import Outputs, deliver, run_with_progress
+    from trimtab.engine_bridge.engine_spec import get_engine_spec
+    from trimtab.training.whatif.run import Study, default_drain_s
+
+    limits = {
+        "--max-num-seqs": max_num_seqs,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+        "--num-gpu-blocks": num_gpu_blocks,
+        "--block-size": block_size,
+    }
+    _in_range("--seeds", seeds, 1, _MOST_SEEDS)
+    _in_range("--jobs", jobs, 1, _MOST_JOBS)
+    _in_range("--drain-s", drain_s, 0.0, 1e6)
+    for flag, limit in limits.items():
+        _in_range(flag, limit, 1, 2**31 - 1)
+    outputs = Outputs(json=json, html=html, requests=requests)
+    outputs.check(inputs=[trace, *(Path(name) for name in plan or [] if Path(name).is_file())])
+    contenders = contenders_of(policies=policy or [], plans=plan or [])
+    spec = get_engine_spec(engine).with_limits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    traffic = _read(trace)
+    check_fit(traffic, [contender.plan for contender in contenders], spec)
+    study = Study(
+        trace=traffic,
+        plan=contenders[0].plan,
+        contenders=contenders,
+        spec=spec,
+        seeds=tuple(range(seeds)),
+        drain_s=default_drain_s(contenders[0].plan) if drain_s is None else drain_s,
+        keep_requests=requests is not None,
+    )
+    command = _command(
+        {"--trace": trace, "--plan": plan, "--policy": policy, "--engine": engine}
+        | {"--seeds": seeds, "--drain-s": drain_s, **limits, "--html": html},
+        caching=enable_prefix_caching,
+    )
+    outcome = run_with_progress(study, processes=jobs)
+    deliver(outcome, outputs=outputs, command=command)
+
+
+def contenders_of(*, policies: Sequence[str], plans: Sequence[str]) -> tuple[Contender, ...]:
+    """The contenders that the flags ask for: the first plan's policies, then the other plans.
+
+    Raises:
+        FlagError: an unknown policy, or the same policy or plan twice.
+        PlanError: a plan cannot be read.
+    """
+    from trimtab.agents.registry import make_policy
+    from trimtab.engine_bridge.plan import load_plan
+    from trimtab.training.whatif.run import Contender
+
+    if not policies:
+        policies = ("static",) if len(plans) > 1 else DEFAULT_POLICIES
+    for name in policies:
+        make_policy(name)
+    _no_repeats("--policy", policies)
+    loaded = [load_plan(name) for name in plans] or [load_plan()]
+    _no_repeats("--plan", [plan.name for plan in loaded])
+    own = [Contender(label=name, policy=name, plan=loaded[0]) for name in policies]
+    others = [
+        Contender(label=f"static@{plan.name}", policy="static", plan=plan) for plan in loaded[1:]
+    ]
+    return (*own, *others)
+
+
+def check_fit(trace: Trace, plans: Sequence[Plan], spec: EngineSpec) -> None:
+    """Refuse traffic that the plans or the engine cannot take, before any run.
+
+    Raises:
+        PlanError: a plan lacks a tier of the trace, or has other tiers than the first plan.
+        FlagError: prefix blocks that are no whole number of KV blocks.
+    """
+    from trimtab.engine_bridge.errors import PlanError
+
+    for plan in plans:
+        for name in trace.tier_names:
+            plan.tier_index(name)
+        if plan.tier_names != plans[0].tier_names:
+            raise PlanError(
+                f"plan {plan.name}",
+                key="tiers",
+                value=", ".join(plan.tier_names),
+                bound=f"those of plan {plans[0].name}, {', '.join(plans[0].tier_names)}",
+                remedy="give plans of the same tiers, in the same order",
+            )
+    sizes = {int(tokens) for tokens in set(trace.prefix_block_tokens.tolist()) if tokens}
+    for tokens in sorted(sizes):
+        if spec.enable_prefix_caching and tokens % spec.block_size:
+            raise FlagError(
+                "--block-size",
+                value=spec.block_size,
+                bound=f"a divisor of {tokens}, the tokens of a prefix block of the trace",
+                remedy="give another --block-size, or --no-enable-prefix-caching",
+            )
+
+
+def _read(path: Path) -> Trace:
+    import numpy as np
+
+    from trimtab.training.traces import read_trace
+
+    # A fixed generator: what a format leaves open must not differ between two calls.
+    trace = read_trace(path, rng=np.random.default_rng(0))
+    if not len(trace):
+        raise TraceError(path.name, value="0 requests", bound="at least one request")
+    return trace
+
+
+def _in_range(flag: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        raise FlagError(flag, value=value, bound=f"from {low:,g} to {high:,g}")
+
+
+def _no_repeats(flag: str, names: Sequence[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise FlagError(flag, value=name, bound="given once", remedy="leave one of them out")
+
+
+def _command(options: Mapping[str, object], *, caching: bool | None) -> str:
+    """The command line that gives the same result; options that were left out stay out."""
+    words = ["trimtab", "whatif"]
+    for flag, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None:
+                words += [flag, shlex.quote(str(one))]
+    if caching is not None:
+        words.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
+    return " ".join(words)

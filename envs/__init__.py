@@ -1,0 +1,1 @@
+"""The Gymnasium environment over any engine: features, actions and reward."""
