@@ -45,6 +45,9 @@ class Retention(Section):
     """scaled_age: oldest idle age divided by factor first; lru: oldest idle age first;
     tier_order: lowest tier first, oldest within it; fixed_quota: each pool's cache is held to its
     KV fraction. The last two are there to be compared with."""
+    learn_reuse: bool = False
+    """scaled_age: multiply each class's factor by the share of its idle blocks that were hit again
+    lately, so that content which never comes back goes first, whatever its tier."""
     classes: Annotated[dict[Name, RetentionClass], Field(max_length=256)] = Field(
         default_factory=dict
     )

@@ -266,6 +266,7 @@ def _engine(
     e.caching = spec.enable_prefix_caching
     e.eviction = _EVICTION[plan.retention.eviction] if rules == "fair" else retention.LRU
     e.headroom_blocks = 1
+    e.learn_reuse = plan.retention.learn_reuse and rules == "fair"
     e.min_chunk = plan.prefill.min_chunk_tokens
     e.tpot_fraction = plan.slack.tpot_fraction
     e.window_ms = plan.feasible.window_ms

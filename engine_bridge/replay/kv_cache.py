@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.layout import NONE, State
-from trimtab.engine_bridge.rules.retention import goes_before, scaled_age
+from trimtab.engine_bridge.rules.retention import goes_before, reuse_rate, scaled_age
+
+_PRIOR = 0.125
+"""Blocks of good faith for a class's reuse, share of the cache."""
+_MEMORY = 2.0
+"""Idle blocks, in caches, after which what was seen of a class's reuse counts half."""
 
 
 @compiled
@@ -85,6 +90,10 @@ def _fall_idle(s: State, number: int, tier: int, stop: int) -> None:
         s.items[at.tail].next = number
     at.tail = number
     at.blocks += item.blocks
+    at.idled += item.blocks
+    if at.idled > _MEMORY * e.total_blocks:
+        at.idled *= 0.5
+        at.woken *= 0.5
     e.cached_blocks += item.blocks
 
 
@@ -126,7 +135,10 @@ def _next_class(s: State) -> int:
         if at.head == NONE:
             continue
         item = s.items[at.head]
-        age = scaled_age(e.now_s, item.idle_s, at.factor)
+        factor = at.factor
+        if e.learn_reuse == 1:
+            factor *= reuse_rate(at.idled, at.woken, _PRIOR * e.total_blocks)
+        age = scaled_age(e.now_s, item.idle_s, factor)
         over = _over_quota(s, kind) if e.eviction == 3 else 0.0
         if best == NONE or goes_before(
             e.eviction,
@@ -222,6 +234,7 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
         number = int(s.first_item[s.prefix_ids[r.prefix_start + g]])
         item = s.items[number]
         if item.refs == 0:
+            s.classes[item.kind].woken += item.blocks
             _wake(s, number)
             item.charge = pool
             s.pools[pool].held += item.blocks
@@ -238,6 +251,7 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
     if r.own_item != NONE:
         number = r.own_item
         kept = s.items[number].blocks
+        s.classes[s.items[number].kind].woken += own
         _wake(s, number)
         _drop_item(s, number)
         s.pools[pool].held += own

@@ -52,7 +52,6 @@ ENGINE = np.dtype(
         ("quantile", "f8"),
         ("stall_s", "f8"),  # when a blocked queue is worth another look
         ("gap_ms", "f8"),  # largest normalised service gap between two tiers
-        ("max_estimate_ms", "f8"),
         ("step", "i8"),
         ("read_tokens", "i8"),  # KV tokens that one decode step reads
         ("sequence", "i8"),  # ever-growing number that orders cached items
@@ -78,6 +77,7 @@ ENGINE = np.dtype(
         ("budget", "i4"),
         ("min_chunk", "i4"),
         ("caching", "i4"),
+        ("learn_reuse", "i4"),
         ("eviction", "i8"),
         ("free_items", "i8"),
         ("step_events", "i8"),
@@ -178,9 +178,11 @@ TIER = np.dtype(
         ("tenant_v", "f8"),  # virtual time of its tenants' level
         ("service_ms", "f8"),  # true service
         ("normalised_ms", "f8"),  # true service over weight
-        ("overrun_ms", "f8"),  # what requests in flight used beyond their estimates
-        ("peak_outstanding_ms", "f8"),  # normalised; with the next one, what rule 3's bound needs
-        ("peak_overrun_ms", "f8"),
+        ("tag_ms", "f8"),  # virtual finish of its last dispatch, or V if it was lifted since
+        ("largest_estimate_ms", "f8"),
+        ("peak_outstanding_ms", "f8"),  # normalised; with the next two, what rule 3's bound needs
+        ("peak_estimate_ms", "f8"),
+        ("peak_past_tag_ms", "f8"),  # how far `account_ms` has run past `tag_ms`
         ("candidate_finish_ms", "f8"),
         ("candidate", "i8"),  # this step's next request of the tier
         ("pool", "i8"),
@@ -256,6 +258,8 @@ ITEM = np.dtype(
 CLASS = np.dtype(
     [
         ("factor", "f8"),
+        ("idled", "f8"),  # blocks that fell idle, fading
+        ("woken", "f8"),  # of them, those that were hit again
         ("blocks", "i8"),
         ("head", "i8"),
         ("tail", "i8"),

@@ -45,6 +45,28 @@ def tenant_start_ms(tenant: Records) -> float:
 
 
 @compiled
+def _note_peaks(tiers: Records) -> None:
+    """Keep what rule 3's bound needs, at a moment when tags are compared: each tier's largest
+    outstanding estimates and largest single estimate, over the weight that holds."""
+    for number in range(len(tiers)):
+        t = tiers[number]
+        t.peak_outstanding_ms = max(t.peak_outstanding_ms, t.outstanding_ms / t.weight)
+        t.peak_estimate_ms = max(t.peak_estimate_ms, t.largest_estimate_ms / t.weight)
+
+
+@compiled
+def lift_tier(engine: Records, tiers: Records, number: int) -> None:
+    """Raise a tier that was idle or held back to its level's virtual time: it banks no credit."""
+    e, tier = engine[0], tiers[number]
+    start = tier_start_ms(tier)
+    if start < e.tier_v:
+        tier.account_ms += e.tier_v - start
+        tier.tag_ms = e.tier_v
+    tier.lapsed = 1
+    _note_peaks(tiers)
+
+
+@compiled
 def enqueue(
     engine: Records,
     tiers: Records,
@@ -67,9 +89,7 @@ def enqueue(
         if start < tier.tenant_v:
             tenant.account_ms += tier.tenant_v - start
         if tier.active_count == 0:
-            start = tier_start_ms(tier)
-            if start < e.tier_v:
-                tier.account_ms += e.tier_v - start
+            lift_tier(engine, tiers, tenant.tier)
         slot = tier.active_start + tier.active_count
         active[slot] = account
         tenant.active_slot = slot
@@ -77,6 +97,7 @@ def enqueue(
     r = req[row]
     r.position_ms = tenant.tail_ms
     r.width_ms = r.estimate_ms
+    tier.largest_estimate_ms = max(tier.largest_estimate_ms, r.estimate_ms)
     tenant.tail_ms += r.width_ms
     push_back(req, lists, row, account)
 
@@ -170,6 +191,8 @@ def _leave(
         tenant.active_slot = NONE
         tier.active_count -= 1
         tenant.bypassed_ms = 0.0
+        if tier.active_count == 0:
+            tier.lapsed = 1
 
 
 @compiled
@@ -191,12 +214,13 @@ def dispatch(
     e.tier_v = max(e.tier_v, start)
     tier.tenant_v = max(tier.tenant_v, tenant_start_ms(tenant))
     r.finish_tag_ms = start + r.estimate_ms / tier.weight
-    e.max_estimate_ms = max(e.max_estimate_ms, r.estimate_ms)
+    tier.tag_ms = start + r.width_ms / tier.weight
+    _note_peaks(tiers)
     _leave(tiers, tenants, req, lists, active, row, account, True)
     if true_up:
         tenant.outstanding_ms += r.estimate_ms
         tier.outstanding_ms += r.estimate_ms
-        tier.peak_outstanding_ms = max(tier.peak_outstanding_ms, tier.outstanding_ms / tier.weight)
+        _note_peaks(tiers)
     else:
         tenant.account_ms += r.estimate_ms / tenant.share
         tier.account_ms += r.estimate_ms / tier.weight
@@ -224,7 +248,6 @@ def use(
     tenant, r = tenants[account], req[row]
     tier = tiers[tenant.tier]
     left = max(0.0, r.estimate_ms - r.service_ms)
-    over = max(0.0, r.service_ms - r.estimate_ms)
     r.service_ms += ms
     tier.service_ms += ms
     tenant.service_ms += ms
@@ -236,8 +259,7 @@ def use(
     tier.account_ms += ms / tier.weight
     tenant.outstanding_ms -= moved
     tier.outstanding_ms -= moved
-    tier.overrun_ms += max(0.0, r.service_ms - r.estimate_ms) - over
-    tier.peak_overrun_ms = max(tier.peak_overrun_ms, tier.overrun_ms / tier.weight)
+    tier.peak_past_tag_ms = max(tier.peak_past_tag_ms, tier.account_ms - tier.tag_ms)
 
 
 @compiled
@@ -254,15 +276,12 @@ def expect(
     tenant, r = tenants[account], req[row]
     tier = tiers[tenant.tier]
     left = max(0.0, r.estimate_ms - r.service_ms)
-    over = max(0.0, r.service_ms - r.estimate_ms)
     r.estimate_ms += more_ms
     if not true_up:
         return
     more = max(0.0, r.estimate_ms - r.service_ms) - left
     tenant.outstanding_ms += more
     tier.outstanding_ms += more
-    tier.overrun_ms += max(0.0, r.service_ms - r.estimate_ms) - over
-    tier.peak_outstanding_ms = max(tier.peak_outstanding_ms, tier.outstanding_ms / tier.weight)
 
 
 @compiled
@@ -277,7 +296,6 @@ def settle(
     left = max(0.0, r.estimate_ms - r.service_ms)
     tenant.outstanding_ms -= left
     tier.outstanding_ms -= left
-    tier.overrun_ms -= max(0.0, r.service_ms - r.estimate_ms)
 
 
 @compiled
@@ -332,11 +350,12 @@ def next_by_feasibility(
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
         tenant = tenants[account]
-        base = tenant_start_ms(tenant) - req[lists[account].head].position_ms / tenant.share
         row, seen = lists[account].head, 0
+        head_start, head_ms = tenant_start_ms(tenant), req[row].position_ms
         while row != NONE and seen < scan:
             r = req[row]
-            start = base + r.position_ms / tenant.share
+            # From the head on, so that rounding never puts the least start itself past the edge.
+            start = head_start + (r.position_ms - head_ms) / tenant.share
             if start > edge:
                 break
             prefill_ms = r.prefill_estimate_ms

@@ -19,6 +19,16 @@ _TICK_S = 1e-6
 
 
 @compiled
+def reuse_rate(idled: float, woken: float, prior: float) -> float:
+    """Share of a class's idle blocks that were hit again, starting from 1 before any is known.
+
+    Multiplied to the class's factor it drops what the traffic never comes back for, whatever its
+    tier; `prior` blocks of good faith keep a new class from being judged by its first few.
+    """
+    return (woken + prior) / (idled + prior)
+
+
+@compiled
 def scaled_age(now_s: float, idle_since_s: float, factor: float) -> float:
     """Idle age over the class's retention factor, seconds; the largest goes first.
 
