@@ -12,9 +12,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import config as _config
+
+numba_settings: Any = _config
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -40,8 +43,9 @@ def _cache_folder() -> Path:
 
 
 def _prepare(folder: Path) -> None:
-    """Make this version's folder and drop the oldest of the others; without one Numba still works,
-    it only compiles anew in each process.
+    """Make this version's folder and drop the oldest of the others.
+
+    Without a writable folder Numba still works: it compiles anew in each process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +55,12 @@ def _prepare(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
     except OSError:
         return
-    numba.config.CACHE_DIR = str(folder)
+    numba_settings.CACHE_DIR = str(folder)
+
+
+def interpreted() -> bool:
+    """Whether the compiler is off (NUMBA_DISABLE_JIT=1)."""
+    return bool(numba_settings.DISABLE_JIT)
 
 
 def compiled(function: F) -> F:
@@ -59,5 +68,5 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True)(function))
 
 
-if not numba.config.DISABLE_JIT:
+if not interpreted():
     _prepare(_cache_folder() / _digest())

@@ -51,7 +51,7 @@ class Trace:
     think_s: FloatArray
     """Pause before this turn after the previous turn's last token, seconds, shape (n,)."""
     prefix_offsets: LongArray
-    """Row i's prefix ids are `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]`, shape (n + 1,)."""
+    """Row i's prefix ids lie between `prefix_offsets[i]` and the next offset, shape (n + 1,)."""
     prefix_ids: IntArray
     """Dense ids (0..m-1) of the full prefix blocks of each prompt, in order. Equal ids mean equal
     content with an equal prefix. Ids may cover tokens beyond the prompt (the answer, when the next
@@ -144,11 +144,12 @@ class Trace:
         n = len(self)
         for f in fields(self):
             column = getattr(self, f.name)
-            if isinstance(column, np.ndarray) and f.name not in ("prefix_ids", "prefix_offsets"):
-                if column.shape != (n,):
-                    raise TraceError(
-                        "trace", key=f.name, value=f"{column.shape}", bound=f"shape ({n},)"
-                    )
+            if f.name in ("prefix_ids", "prefix_offsets") or not isinstance(column, np.ndarray):
+                continue
+            if column.shape != (n,):
+                raise TraceError(
+                    "trace", key=f.name, value=f"{column.shape}", bound=f"shape ({n},)"
+                )
         bounds: tuple[tuple[str, npt.NDArray[np.bool_], str], ...] = (
             (
                 "arrival_s",

@@ -7,6 +7,7 @@ step loop.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
@@ -162,7 +163,7 @@ def _prefix_groups(trace: Trace, block_size: int) -> tuple[I4, LongArray, I4]:
 
 def _requests(
     trace: Trace, tier_of: I4, account: I4, offsets: LongArray, group_blocks: I4
-) -> tuple[Records, I4]:
+) -> tuple[Records, I8]:
     """Records of the requests and the rows that arrive by the clock."""
     n = len(trace)
     req = records(n, REQUEST)
@@ -184,7 +185,7 @@ def _requests(
     return req, np.flatnonzero(~later)
 
 
-def _link_sessions(trace: Trace, req: Records) -> np.ndarray:
+def _link_sessions(trace: Trace, req: Records) -> npt.NDArray[np.bool_]:
     """Set each turn's successor; marks the rows that wait for another one."""
     later = np.zeros(len(trace), np.bool_)
     rows = np.flatnonzero(trace.session != NO_SESSION)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from numba import config, types
+from numba import types
 from numba.experimental import structref
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, interpreted
 from trimtab.engine_bridge.replay.layout import State
 
 
 @structref.register
-class StateHandleType(types.StructRef):  # type: ignore[misc]
+class StateHandleType(types.StructRef):
     """The compiler's type of a handle: the fields of `State`."""
 
     def preprocess_fields(self, fields: Any) -> Any:
@@ -24,7 +24,7 @@ class StateHandleType(types.StructRef):  # type: ignore[misc]
         return tuple((name, types.unliteral(kind)) for name, kind in fields)
 
 
-class StateHandle(structref.StructRefProxy):  # type: ignore[misc]
+class StateHandle(structref.StructRefProxy):
     """A `State` behind a pointer, for compiled code only."""
 
 
@@ -67,5 +67,5 @@ def _handle(s: State) -> StateHandle:
 
 
 def handle_of(s: State) -> State:
-    """What to pass to compiled functions for this memory; without the compiler the memory itself."""
-    return s if config.DISABLE_JIT else cast(State, _handle(s))
+    """What compiled functions take for this memory; without the compiler, the memory itself."""
+    return s if interpreted() else cast(State, _handle(s))

@@ -1,8 +1,8 @@
 """Blocks of the replayed KV cache: held, cached for reuse, or empty.
 
-It counts blocks as vLLM V1's block pool does (prefix reuse by whole blocks, tail freed first, cached
-until reused) but keeps runs of blocks that live and die together as one item. It decides nothing:
-`rules.pools` says who may take blocks, `rules.retention` which cached ones go first.
+It counts blocks as vLLM V1's block pool does (prefix reuse by whole blocks, tail freed first,
+cached until reused) but keeps runs of blocks that live and die together as one item. It decides
+nothing: `rules.pools` says who may take blocks, `rules.retention` which cached ones go first.
 
 Invariant: empty + cached + the pools' held blocks = total; a block shared by several requests is
 held once, charged to one of their pools.

@@ -88,7 +88,7 @@ def _leave_tier(s: State, row: int) -> None:
 
 @compiled
 def resumed_list(s: State, tier: int) -> int:
-    """Number of the list that holds a tier's preempted requests (priority rules: all its waiting)."""
+    """The list of a tier's preempted requests; under priority rules, of all its waiting ones."""
     return len(s.tenants) + tier
 
 
@@ -353,7 +353,7 @@ def _wait_resumed(s: State, row: int) -> None:
 @compiled
 def judge(s: State, row: int) -> None:
     """Count whether an ended request met its targets, unless a missed deadline told already."""
-    e, r = s.engine[0], s.req[row]
+    r = s.req[row]
     tier = s.tiers[r.tier]
     if r.judged == 1:
         return
@@ -387,7 +387,7 @@ def end(s: State, row: int, outcome: int) -> None:
     e.epoch += 1
     if outcome == FINISHED:
         _learn(s, row)
-    elif outcome == REFUSED or outcome == SHED:
+    elif outcome in (REFUSED, SHED):
         tier.refused += 1
     if outcome != CANCELLED:
         judge(s, row)
@@ -399,7 +399,7 @@ def end(s: State, row: int, outcome: int) -> None:
 
 @compiled
 def _learn(s: State, row: int) -> None:
-    """What a finished request teaches: its tenant's output lengths, and how far the estimate was."""
+    """What a finished request teaches: its tenant's output lengths, and the estimate's error."""
     e, r = s.engine[0], s.req[row]
     tier, tenant = s.tiers[r.tier], s.tenants[r.tenant]
     r.last_s = e.now_s

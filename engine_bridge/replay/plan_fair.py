@@ -1,9 +1,9 @@
-"""What one step carries under the fair rules: which prefills go on, who joins, with how many tokens.
+"""What one step carries under the fair rules: which prefills go on, who joins, how many tokens.
 
 Decodes always run. Prefills and waiting requests take their chunk in the order of virtual finishes
 (rules 1, 14), first within their tier's share of the budget, then from what the others leave (rule
-4), as far as the running token deadlines allow (rule 13) and blocks and batch slots are there (rules
-5, 6, 8).
+4), as far as the running token deadlines allow (rule 13) and blocks and batch slots are there
+(rules 5, 6, 8).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.kv_cache import find_cached, free_blocks
-from trimtab.engine_bridge.replay.layout import DECODING, NONE, State
+from trimtab.engine_bridge.replay.layout import DECODING, F8, NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.victims import (
     call_back,
@@ -63,7 +63,7 @@ def _contended(s: State) -> bool:
 
 
 @compiled
-def _chunk(s: State, totals: np.ndarray, row: int, computed: int, first_pass: bool) -> int:
+def _chunk(s: State, totals: F8, row: int, computed: int, first_pass: bool) -> int:
     """Tokens that this request may add to the step now; 0 closes the step when time is up."""
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
@@ -108,8 +108,8 @@ def _chunk(s: State, totals: np.ndarray, row: int, computed: int, first_pass: bo
 
 
 @compiled
-def _grant(s: State, totals: np.ndarray, row: int, tokens: int) -> None:
-    e, r = s.engine[0], s.req[row]
+def _grant(s: State, totals: F8, row: int, tokens: int) -> None:
+    r = s.req[row]
     tier = s.tiers[r.tier]
     before = float(r.computed + r.grant)
     if r.grant == 0:
@@ -186,7 +186,7 @@ def _find_blocks(s: State, row: int, need: int) -> bool:
 
 
 @compiled
-def _try_admit(s: State, totals: np.ndarray, number: int, first_pass: bool) -> bool:
+def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
     """Admit the tier's candidate with a first chunk; on failure say why in `blocked`."""
     e, tier = s.engine[0], s.tiers[number]
     row = tier.candidate
@@ -242,16 +242,16 @@ def _next_tier(s: State) -> int:
     best = NONE
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
-        if tier.blocked == 0 and tier.candidate != NONE:
-            if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
-                best = t
+        if tier.blocked != 0 or tier.candidate == NONE:
+            continue
+        if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
+            best = t
     return best
 
 
 @compiled
-def _pass(s: State, totals: np.ndarray, first_pass: bool, mark: int, admissions: bool) -> None:
+def _pass(s: State, totals: F8, first_pass: bool, mark: int, admissions: bool) -> None:
     """Hand out tokens once through prefills and waiting requests, in virtual-finish order."""
-    e = s.engine[0]
     while totals[_OPEN] == 1.0 and totals[_TOKENS] < totals[_BUDGET]:
         row = _next_prefill(s, mark)
         number = _next_tier(s) if admissions else NONE
@@ -310,7 +310,7 @@ def plan_fair(s: State) -> int:
 
 
 @compiled
-def _note_blocked(s: State, totals: np.ndarray, seen: int) -> None:
+def _note_blocked(s: State, totals: F8, seen: int) -> None:
     """Remember a queue that only an event can move, so that nobody looks at it until then."""
     e = s.engine[0]
     if e.waiting == 0 or e.epoch != seen or totals[_OPEN] == 0.0:

@@ -2,7 +2,8 @@
 
 Running requests first, the chunk of the one that is still prefilling next, then the head of the
 waiting queue until the token budget, the batch cap or the blocks run out; no admission in a step
-that preempted. Whole prompts must fit the free blocks to be admitted (`scheduler_reserve_full_isl`).
+that preempted. Whole prompts must fit the free blocks to be admitted, as by vLLM's
+`scheduler_reserve_full_isl`.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def choose_victim(
 
 @compiled
 def cap_victim(s: State, weight: float) -> int:
-    """Whom a waiting request displaces at the batch cap: of the strictly lower tiers the lowest,
-    and of those the one that loses least computed work; NONE if there is none.
+    """Whom a waiting request displaces at the batch cap; NONE if there is nobody.
+
+    Of the strictly lower tiers the lowest, and of its requests the one that loses least.
     """
     e = s.engine[0]
     best, best_weight, best_loss, best_finish = NONE, weight, 0, 0.0
@@ -135,8 +136,9 @@ def call_back(s: State, pool: int, weight: float, need: int) -> bool:
 
 @compiled
 def displace(s: State, pool: int, weight: float, need: int) -> bool:
-    """Preempt lower tiers of the same pool until `need` more blocks fit its guarantee and are free,
-    or do nothing if that cannot succeed.
+    """Preempt lower tiers of the same pool until `need` more blocks fit its guarantee and are free.
+
+    Does nothing if that cannot succeed.
     """
     e, at = s.engine[0], s.pools[pool]
     lower = 0

@@ -21,8 +21,9 @@ _SLOWEST_LEARNING = 0.05
 def prefill_cost_ms(
     coef: npt.NDArray[np.float64], uncached_tokens: float, cached_tokens: float, share_ms: float
 ) -> float:
-    """Prefill of `uncached_tokens` after `cached_tokens`: linear part at `share_ms` a token, then
-    attention's quadratic part.
+    """Prefill of `uncached_tokens` after `cached_tokens`, ms.
+
+    The linear part at `share_ms` a token, and attention's quadratic part.
     """
     pairs = uncached_tokens * (cached_tokens + 0.5 * uncached_tokens)
     return uncached_tokens * share_ms + prefill_attention_ms(coef, 1.0, uncached_tokens, pairs)

@@ -1,6 +1,7 @@
 """Rules 1 to 3 and 14: hierarchical weighted fair queueing with trued-up accounts.
 
-It keeps the accounts and the order of the waiting; it does not know why a request cannot be admitted.
+It keeps the accounts and the order of the waiting; it does not know why a request cannot be
+admitted.
 
 A *flow* is a tier (against the other tiers) or a tenant (against its tier's other tenants). Its
 virtual start is
@@ -16,7 +17,8 @@ head under rule 14: it is hidden from S, so that the head keeps its place while 
 
 A tenant's queue is a line of positions in raw milliseconds of estimates. A request at position x
 starts at S + (x - position of the head) / share. The virtual finish is the start plus the request's
-own estimate over the weight. docs/fairness.md derives the bound.
+own estimate over the weight. docs/fairness.md derives the bound; a tier's `peak_*` fields keep what
+it needs.
 
 The functions take record arrays with the fields of `trimtab.engine_bridge.replay.layout`: engine
 (one record), tiers, tenants, requests, lists, active.
@@ -46,8 +48,10 @@ def tenant_start_ms(tenant: Records) -> float:
 
 @compiled
 def _note_peaks(tiers: Records) -> None:
-    """Keep what rule 3's bound needs, at a moment when tags are compared: each tier's largest
-    outstanding estimates and largest single estimate, over the weight that holds."""
+    """Keep what rule 3's bound needs, at a moment when tags are compared.
+
+    That is each tier's outstanding estimates and largest single estimate, over its weight.
+    """
     for number in range(len(tiers)):
         t = tiers[number]
         t.peak_outstanding_ms = max(t.peak_outstanding_ms, t.outstanding_ms / t.weight)
@@ -81,7 +85,7 @@ def enqueue(
 
     A tier or tenant that was idle is lifted to its level's virtual time first.
     """
-    e, tenant = engine[0], tenants[account]
+    tenant = tenants[account]
     tier = tiers[tenant.tier]
     if tenant.active_slot == NONE:
         # An idle tenant's account rises to now: what it did not use is gone.

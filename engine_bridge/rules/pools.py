@@ -87,8 +87,10 @@ def yields_before(
     than_loss: int,
     than_finish_ms: float,
 ) -> bool:
-    """Rule 6's order of victims: pool furthest over its guarantee, lowest-weight tier, least work
-    lost, latest virtual finish.
+    """Rule 6's order of victims.
+
+    The pool furthest over its guarantee, the lowest-weight tier, the least work lost, the latest
+    virtual finish.
     """
     if excess != than_excess:
         return excess > than_excess

@@ -58,7 +58,10 @@ def goes_before(
         sequence: when it fell idle; smaller is earlier.
         rank: place of its tier in the strict order.
         over_quota: its pool's blocks beyond its quota, at least 0.
-        than_age: the other class's, and so on.
+        than_age: the other class's.
+        than_sequence: the other class's.
+        than_rank: the other class's.
+        than_over_quota: the other class's.
     """
     if eviction == SCALED_AGE and age != than_age:
         return age > than_age
