@@ -98,9 +98,12 @@ class ReplayEngine:
         Raises:
             AllocationError: it was made for another plan.
         """
-        projected = project(
-            allocation, self._applied, self._plan, capacity_max_num_seqs=self._capacity
-        ).allocation
+        # What holds already is lawful: asking for it again only renews the lease.
+        projected = self._applied
+        if allocation != self._applied:
+            projected = project(
+                allocation, self._applied, self._plan, capacity_max_num_seqs=self._capacity
+            ).allocation
         controller = self._plan.controller
         lease_s = controller.lease_intervals * controller.interval_s if ttl_s is None else ttl_s
         self._lease_ends_s = self.now_s + lease_s
@@ -132,6 +135,7 @@ class ReplayEngine:
         settle_interval(self._handle)
         telemetry = take_telemetry(
             self._state,
+            self._handle,
             interval_s=float(e.now_s) - start_s,
             busy_ms=float(e.busy_ms) - busy_ms,
             applied=self._applied,

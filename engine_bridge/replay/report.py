@@ -13,22 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.allocation import Allocation
-from trimtab.engine_bridge.replay.layout import FINISHED, NONE, Records, State
+from trimtab.engine_bridge.replay.layout import FINISHED, Records, State
+from trimtab.engine_bridge.replay.summary import COLUMNS, summarise
 from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 
-_COUNTERS = (
-    "arrivals",
-    "arrived_tokens",
-    "prefill_tokens",
-    "decode_tokens",
-    "finished",
-    "refused",
-    "judged",
-    "met",
-    "preemptions",
-    "recomputed",
-    "skewed",
-    "cached",
+_WHOLE = frozenset(
+    name for name, kind in TierTelemetry.__annotations__.items() if kind in ("int", int)
 )
 
 
@@ -87,93 +77,42 @@ def request_columns(s: State, tenant: npt.NDArray[np.int32]) -> dict[str, npt.ND
     }
 
 
-def _lent(s: State) -> npt.NDArray[np.int64]:
-    """Blocks of each pool's guarantee that other pools hold: excess, spread over the idle parts."""
-    excess = int(np.maximum(0, s.pools.held - s.pools.guaranteed).sum())
-    idle = np.maximum(0, s.pools.guaranteed - s.pools.held).astype(np.int64)
-    return excess * idle // max(1, int(idle.sum()))
-
-
-def _quantiles(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    if not len(values):
-        return float("nan"), float("nan")
-    p50, p99 = np.quantile(values, (0.5, 0.99))
-    return float(p50), float(p99)
-
-
-def _tier(s: State, number: int, firsts: Records, done: Records, lent: int) -> TierTelemetry:
-    t, e = s.tiers[number], s.engine[0]
-    first = firsts[firsts.tier == number]
-    ended = done[(done.tier == number) & (done.outcome == FINISHED) & (done.output > 1)]
-    ttft = _quantiles((first.first_s - first.arrived_s) * 1e3)
-    tpot = _quantiles((ended.last_s - ended.first_s) / (ended.output - 1) * 1e3)
-    oldest = 0.0 if t.first == NONE else float(e.now_s - s.req[t.first].arrived_s)
-    pool = s.pools[t.pool]
-    return TierTelemetry(
-        arrivals=int(t.arrivals),
-        arrived_prompt_tokens=int(t.arrived_tokens),
-        queue_length=int(t.waiting),
-        queued_prefill_tokens=int(t.waiting_tokens),
-        oldest_wait_s=oldest,
-        running=int(t.running),
-        kv_blocks_used=int(pool.held),
-        kv_blocks_guaranteed=int(pool.guaranteed),
-        kv_blocks_lent=lent,
-        prefill_tokens=int(t.prefill_tokens),
-        decode_tokens=int(t.decode_tokens),
-        cached_tokens=int(t.cached),
-        finished=int(t.finished),
-        refused=int(t.refused),
-        attainment=float(t.met / t.judged) if t.judged else float("nan"),
-        attainment_samples=int(t.judged),
-        ttft_ms_p50=ttft[0],
-        ttft_ms_p99=ttft[1],
-        tpot_ms_p50=tpot[0],
-        tpot_ms_p99=tpot[1],
-        preemptions=int(t.preemptions),
-        recomputed_tokens=int(t.recomputed),
-        acceptance=float("nan"),
-        vft_skew_flags=int(t.skewed),
-        service_ms=float(t.service_ms),
-    )
+def _tier(line: list[float]) -> TierTelemetry:
+    named = {
+        name: int(value) if name in _WHOLE else value
+        for name, value in zip(COLUMNS, line, strict=True)
+    }
+    return TierTelemetry(**named)  # type: ignore[arg-type]
 
 
 def take_telemetry(
-    s: State, *, interval_s: float, busy_ms: float, applied: Allocation
+    s: State, handle: State, *, interval_s: float, busy_ms: float, applied: Allocation
 ) -> Telemetry:
     """Report the interval that ends now and reset its counters.
 
     Args:
         s: The replay's memory, settled (`loop.settle_interval`).
+        handle: The same, for compiled code.
         interval_s: Length of the interval.
         busy_ms: Step time in the interval.
         applied: The allocation that holds.
     """
     e = s.engine[0]
-    firsts = s.req[s.first_log[: e.firsts]]
-    done = s.req[s.done_log[: e.dones]]
-    lent = _lent(s)
-    steps = int(e.interval_steps)
-    telemetry = Telemetry(
+    steps, batch = int(e.interval_steps), int(e.interval_batch)
+    table = np.empty((len(s.tiers), len(COLUMNS)))
+    summarise(handle, table)
+    return Telemetry(
         time_s=float(e.now_s),
         interval_s=interval_s,
-        tiers=tuple(
-            _tier(s, number, firsts, done, int(lent[s.tiers[number].pool]))
-            for number in range(len(s.tiers))
-        ),
+        tiers=tuple(_tier(line) for line in table.tolist()),
         step_ms_mean=busy_ms / steps if steps else float("nan"),
         steps=steps,
-        batch_mean=float(e.interval_batch / steps) if steps else float("nan"),
-        kv_use_fraction=float(s.pools.held.sum() / e.total_blocks),
+        batch_mean=batch / steps if steps else float("nan"),
+        kv_use_fraction=1.0 - float(e.empty_blocks + e.cached_blocks) / float(e.total_blocks),
         busy_fraction=min(1.0, busy_ms * 1e-3 / interval_s) if interval_s > 0 else 0.0,
         applied=applied,
         age_s=0.0,
     )
-    for counter in _COUNTERS:
-        s.tiers[counter][:] = 0
-    s.tiers.service_ms[:] = 0.0
-    e.interval_steps = e.interval_batch = e.firsts = e.dones = 0
-    return telemetry
 
 
 def pair_bounds_ms(tiers: Records) -> npt.NDArray[np.float64]:

@@ -35,9 +35,7 @@ def excess_blocks(s: State, pool: int) -> int:
 
 
 @compiled
-def choose_victim(
-    s: State, pool: int, weight: float, newcomer: bool, own_only: bool
-) -> int:
+def choose_victim(s: State, pool: int, weight: float, newcomer: bool, own_only: bool) -> int:
     """Rule 6's victim for a request of `pool` and tier weight `weight`; NONE if nobody may yield.
 
     A `newcomer` never displaces its own pool's equals, nor who has given way often; `own_only`
@@ -54,9 +52,7 @@ def choose_victim(
         excess = excess_blocks(s, tier.pool) if e.rule_pools == 1 else 1
         if own_only and not same:
             continue
-        if newcomer and (
-            r.preemptions >= MOST_DISPLACED or (same and tier.weight >= weight)
-        ):
+        if newcomer and (r.preemptions >= MOST_DISPLACED or (same and tier.weight >= weight)):
             continue
         if not may_yield(tier.weight, weight, same, excess):
             continue
