@@ -18,16 +18,17 @@ import numpy as np
 
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
+from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs.score import weighted_attainment
 from trimtab.training.traces import read_trace
 from trimtab.training.whatif import metrics
-from trimtab.training.whatif.run import Contender, default_drain_s, replay
+from trimtab.training.whatif.run import default_drain_s
 
 Case = tuple[EngineSpec, Trace]
 
 SCALED = {
-    "tiers.T0.weight": (100.0, 50_000.0),
+    "tiers.T0.weight": (100.0, 10_000.0),
     "tiers.T1.weight": (10.0, 2_000.0),
     "tiers.T2.weight": (1.0, 50.0),
     "prefill.budget_tokens": (512.0, 8_192.0),
@@ -72,8 +73,9 @@ def score(plan: Plan, yardstick: Plan, cases: list[Case]) -> tuple[float, list[f
     found = []
     for spec, trace in cases:
         by = metrics.yardstick(trace, yardstick)
-        contender = Contender(label="static", policy="static", plan=plan)
-        result = replay(trace, contender, spec, seed=0, drain_s=default_drain_s(yardstick))
+        engine = ReplayEngine(trace, plan, spec)
+        engine.run(interval_s=60.0, until_s=trace.duration_s + default_drain_s(yardstick))
+        result = engine.result()
         found.append(weighted_attainment(by.demand, metrics.judge(result, by).met.every))
     return float(np.mean(found)), found
 

@@ -33,6 +33,7 @@ from trimtab.engine_bridge.replay.layout import (
     State,
     records,
 )
+from trimtab.engine_bridge.replay.prefixes import find_runs
 from trimtab.engine_bridge.rules import retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
 from trimtab.engine_bridge.step_time import linear_ms
@@ -59,8 +60,8 @@ def build_state(
     """
     tier_of = _plan_tiers(trace, plan)
     tenants, account = _accounts(trace, tier_of, plan)
-    ids, offsets, group_blocks = _prefix_groups(trace, spec.block_size)
-    req, open_rows = _requests(trace, tier_of, account, offsets, group_blocks)
+    prefixes = find_runs(trace, spec.block_size)
+    req, open_rows = _requests(trace, tier_of, account, prefixes.offsets)
     # One block is vLLM's null block and never used.
     blocks = spec.num_gpu_blocks - 1
     batch = plan.engine.max_num_seqs or spec.max_num_seqs
@@ -70,7 +71,6 @@ def build_state(
     lists = records(len(tenants) + count, LIST)
     lists.head[:] = NONE
     lists.tail[:] = NONE
-    distinct = int(ids.max()) + 1 if len(ids) else 0
     return State(
         engine=_engine(trace, plan, spec, blocks, rules, collapse, speed),
         req=req,
@@ -85,9 +85,10 @@ def build_state(
         coef=spec.coef,
         arrival_s=np.ascontiguousarray(trace.arrival_s),
         open_rows=open_rows,
-        prefix_ids=ids,
-        held=np.full(len(ids), NONE, np.int32),
-        first_item=np.full(distinct, NONE, np.int32),
+        prefix_ids=prefixes.ids,
+        run_blocks=prefixes.blocks,
+        held=np.full(len(prefixes.ids), NONE, np.int32),
+        first_item=np.full(len(prefixes.blocks), NONE, np.int32),
         pool_refs=np.zeros((blocks + 1, len(plan.pools)), np.int32),
         free_items=np.arange(blocks, -1, -1),
         class_of=_class_table(trace, plan),
@@ -132,38 +133,7 @@ def _accounts(trace: Trace, tier_of: I4, plan: Plan) -> tuple[Records, I4]:
     return tenants, account.astype(np.int32).reshape(-1)
 
 
-def _prefix_groups(trace: Trace, block_size: int) -> tuple[I4, LongArray, I4]:
-    """Prefix ids in units of whole engine blocks: ids, offsets, blocks an id covers.
-
-    Ids finer than a block are thinned to the last id of each block, which stands for all before it.
-    """
-    tokens = trace.prefix_block_tokens
-    used = np.unique(tokens[np.diff(trace.prefix_offsets) > 0])
-    for size in used:
-        if size <= 0 or (size % block_size and block_size % size):
-            raise TraceError(
-                "trace",
-                key="prefix_block_tokens",
-                value=int(size),
-                bound=f"a multiple or a divisor of the engine's block of {block_size} tokens",
-                remedy="choose another --block-size",
-            )
-    group_blocks = np.maximum(1, tokens // block_size).astype(np.int32)
-    step = np.where(tokens > 0, np.maximum(1, block_size // np.maximum(tokens, 1)), 1)
-    if np.all(step == 1):
-        return trace.prefix_ids, trace.prefix_offsets, group_blocks
-    counts = np.diff(trace.prefix_offsets) // step
-    offsets = np.zeros(len(trace) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    row_step = np.repeat(step, counts)
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    index = np.repeat(trace.prefix_offsets[:-1], counts) + (within + 1) * row_step - 1
-    return trace.prefix_ids[index], offsets, group_blocks
-
-
-def _requests(
-    trace: Trace, tier_of: I4, account: I4, offsets: LongArray, group_blocks: I4
-) -> tuple[Records, I8]:
+def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tuple[Records, I8]:
     """Records of the requests and the rows that arrive by the clock."""
     n = len(trace)
     req = records(n, REQUEST)
@@ -171,7 +141,6 @@ def _requests(
     req.cancel_after_s[:] = trace.cancel_after_s
     req.prefix_start[:] = offsets[:-1]
     req.prefix_count[:] = np.diff(offsets)
-    req.group_blocks[:] = group_blocks
     req.tier[:] = tier_of
     req.tenant[:] = account
     req.prompt[:] = trace.prompt_tokens

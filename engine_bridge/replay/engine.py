@@ -18,16 +18,26 @@ from trimtab.engine_bridge.limits import project
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
-from trimtab.engine_bridge.replay.loop import advance, settle_interval
+from trimtab.engine_bridge.replay.layout import F8
+from trimtab.engine_bridge.replay.loop import (
+    advance,
+    advance_intervals,
+    close_interval,
+    settle_interval,
+)
 from trimtab.engine_bridge.replay.report import (
     ReplayResult,
+    TelemetryLog,
     gap_bound_ms,
     request_columns,
-    take_telemetry,
 )
 from trimtab.engine_bridge.replay.settings import close_accounts, put_allocation
+from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
+
+_MOST_AT_ONCE = 1024
+"""Intervals that one call of the compiled loop sums up."""
 
 RuleSet = Literal["fair", "fcfs", "priority"]
 
@@ -69,7 +79,7 @@ class ReplayEngine:
         self._static = Allocation.static(plan)
         self._applied = self._static
         self._lease_ends_s = np.inf
-        self._telemetry: list[Telemetry] = []
+        self._log = TelemetryLog()
         self._put_now(self._static)
 
     @property
@@ -126,30 +136,51 @@ class ReplayEngine:
             ReplayError: requests wait that nothing will ever admit: a fault of the rules.
         """
         e = self._state.engine[0]
-        start_s, busy_ms = float(e.now_s), float(e.busy_ms)
+        start_s, start_busy_ms = float(e.now_s), float(e.busy_ms)
         until_s = start_s + interval_s
+        moving = True
         if self._lease_ends_s < until_s and self._applied != self._static:
-            self._run(self._lease_ends_s)
+            moving = advance(self._handle, self._lease_ends_s)
             self._put(self._static)
-        self._run(until_s)
-        settle_interval(self._handle)
-        telemetry = take_telemetry(
-            self._state,
-            self._handle,
-            interval_s=float(e.now_s) - start_s,
-            busy_ms=float(e.busy_ms) - busy_ms,
-            applied=self._applied,
-        )
-        self._telemetry.append(telemetry)
-        return telemetry
+        moving = moving and advance(self._handle, until_s)
+        tables, heads = self._tables(1)
+        close_interval(self._handle, start_s, start_busy_ms, tables[0], heads[0])
+        self._log.add(tables, heads, self._applied)
+        if not moving:
+            self._stuck()
+        return self._log[-1]
 
-    def _run(self, until_s: float) -> None:
-        if not advance(self._handle, until_s):
-            e = self._state.engine[0]
-            raise ReplayError(
-                f"replay stuck at {float(e.now_s):.3f} s: {int(e.waiting)} requests wait, none runs"
-                " and nothing is due"
-            )
+    def run(self, *, interval_s: float, until_s: float = np.inf) -> None:
+        """Run interval after interval without a controller; the telemetry is in the result.
+
+        The same as `advance` again and again under the static plan, or under an allocation whose
+        lease does not end before `until_s`.
+
+        Raises:
+            ReplayError: as `advance`.
+        """
+        while not self.finished and self.now_s < until_s:
+            if self._lease_ends_s < until_s and self._applied != self._static:
+                self.advance(min(interval_s, until_s - self.now_s))
+            else:
+                self._run(interval_s, until_s)
+
+    def _run(self, interval_s: float, until_s: float) -> None:
+        tables, heads = self._tables(_MOST_AT_ONCE)
+        count, moving = advance_intervals(self._handle, interval_s, until_s, tables, heads)
+        self._log.add(tables[:count], heads[:count], self._applied)
+        if not moving:
+            self._stuck()
+
+    def _tables(self, count: int) -> tuple[F8, F8]:
+        return np.empty((count, len(self._plan.tiers), len(COLUMNS))), np.empty((count, len(HEADS)))
+
+    def _stuck(self) -> None:
+        e = self._state.engine[0]
+        raise ReplayError(
+            f"replay stuck at {float(e.now_s):.3f} s: {int(e.waiting)} requests wait, none runs"
+            " and nothing is due"
+        )
 
     def result(self) -> ReplayResult:
         """What became of every request so far."""
@@ -157,7 +188,7 @@ class ReplayEngine:
         settle_interval(self._handle)
         return ReplayResult(
             requests=request_columns(self._state, self._trace.tenant),
-            telemetry=tuple(self._telemetry),
+            telemetry=self._log,
             steps=int(e.step),
             engine_busy_s=float(e.busy_ms) * 1e-3,
             end_s=float(e.now_s),

@@ -49,6 +49,7 @@ def _handle(s: State) -> StateHandle:
         s.arrival_s,
         s.open_rows,
         s.prefix_ids,
+        s.run_blocks,
         s.held,
         s.first_item,
         s.pool_refs,

@@ -205,7 +205,8 @@ def find_cached(s: State, row: int) -> tuple[int, int, int, int]:
     most = (r.target - 1) // e.block_size
     groups, blocks, idle = 0, 0, 0
     while groups < r.prefix_count and blocks < most:
-        number = int(s.first_item[s.prefix_ids[r.prefix_start + groups]])
+        run = int(s.prefix_ids[r.prefix_start + groups])
+        number = int(s.first_item[run])
         if number == NONE:
             break
         item = s.items[number]
@@ -214,7 +215,7 @@ def find_cached(s: State, row: int) -> tuple[int, int, int, int]:
         blocks += found
         if item.refs == 0:
             idle += item.blocks
-        if item.blocks < r.group_blocks:
+        if item.blocks < s.run_blocks[run]:
             break
     own = 0
     if r.own_item != NONE and blocks == r.own_start:
@@ -229,9 +230,11 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
     e, r = s.engine[0], s.req[row]
     pool = s.tiers[r.tier].pool
     most = (r.target - 1) // e.block_size
-    named = 0
+    named, span = 0, 0
     for g in range(groups):
-        number = int(s.first_item[s.prefix_ids[r.prefix_start + g]])
+        run = int(s.prefix_ids[r.prefix_start + g])
+        number = int(s.first_item[run])
+        span += s.run_blocks[run]
         item = s.items[number]
         if item.refs == 0:
             s.classes[item.kind].woken += item.blocks
@@ -246,6 +249,7 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
         named += known
         r.last_known = known
     r.groups = groups
+    r.span_blocks = span
     r.named_blocks = named
     r.blocks = named
     if r.own_item != NONE:
@@ -278,21 +282,25 @@ def name_blocks(s: State, row: int, tokens: int) -> None:
     if e.caching == 0 or r.prefix_count == 0:
         return
     full = tokens // e.block_size
-    if r.groups > 0 and r.last_known < r.group_blocks:
+    if r.groups > 0:
+        size = int(s.run_blocks[s.prefix_ids[r.prefix_start + r.groups - 1]])
         number = int(s.held[r.prefix_start + r.groups - 1])
-        want = min(full - (r.groups - 1) * r.group_blocks, r.group_blocks)
+        want = min(full - (r.span_blocks - size), size)
         # If somebody else has completed the item meanwhile, these blocks stay a private copy.
         if want > r.last_known and s.items[number].blocks == r.last_known:
             _name(s, row, number, want - r.last_known)
     pool = s.tiers[r.tier].pool
-    while r.groups < r.prefix_count and r.groups * r.group_blocks < full:
-        number = _new_item(s, int(s.prefix_ids[r.prefix_start + r.groups]), 0, pool)
+    while r.groups < r.prefix_count and r.span_blocks < full:
+        run = int(s.prefix_ids[r.prefix_start + r.groups])
+        size = int(s.run_blocks[run])
+        number = _new_item(s, run, 0, pool)
         s.items[number].refs = 1
         s.pool_refs[number, pool] = 1
         s.held[r.prefix_start + r.groups] = number
         r.last_known = 0
-        _name(s, row, number, min(r.group_blocks, full - r.groups * r.group_blocks))
+        _name(s, row, number, min(size, full - r.span_blocks))
         r.groups += 1
+        r.span_blocks += size
 
 
 @compiled
@@ -334,6 +342,7 @@ def release(s: State, row: int) -> None:
     for g in range(r.groups - 1, -1, -1):
         _let_go(s, int(s.held[r.prefix_start + g]), pool, r.tier, r.stop)
     r.groups = 0
+    r.span_blocks = 0
     r.last_known = 0
     r.named_blocks = 0
     r.blocks = 0

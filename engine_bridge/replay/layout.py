@@ -106,7 +106,6 @@ REQUEST = np.dtype(
         ("cancel_after_s", "f8"),
         ("prefix_start", "i8"),
         ("prefix_count", "i8"),
-        ("group_blocks", "i8"),  # engine blocks that one prefix id covers
         ("tier", "i8"),
         ("tenant", "i8"),
         ("prompt", "i4"),
@@ -121,7 +120,8 @@ REQUEST = np.dtype(
         ("target", "i8"),  # tokens to compute before the next token comes out
         ("blocks", "i8"),  # blocks held, shared ones included
         ("named_blocks", "i4"),  # of them, in items of prefix ids
-        ("groups", "i8"),  # leading prefix ids whose items are held
+        ("groups", "i8"),  # leading prefix runs whose items are held
+        ("span_blocks", "i8"),  # what these runs cover when whole
         ("last_known", "i4"),  # blocks of the last held item that it counts as its own
         ("own_start", "i4"),  # block at which the unnamed run of `own_item` begins
         ("own_item", "i8"),  # cached item of its own unnamed blocks after a preemption
@@ -298,10 +298,13 @@ class State(NamedTuple):
     arrival_s: F8
     open_rows: I8
     prefix_ids: I4
+    """Runs of prefix blocks, see `prefixes`."""
+    run_blocks: I4
+    """(runs,): blocks of a whole run."""
     held: I4
-    """(prefix ids,): the item that the request of that place holds."""
+    """As `prefix_ids`: the item that the request of that place holds."""
     first_item: I4
-    """(distinct prefix ids,): newest chain of items with that id."""
+    """(runs,): the first of the items with that content."""
     pool_refs: I4
     """(items, pools)"""
     free_items: I8

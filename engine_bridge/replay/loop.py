@@ -17,6 +17,7 @@ from trimtab.engine_bridge.replay.layout import (
     DONE,
     EVENT_ARRIVAL,
     EVENT_CANCEL,
+    F8,
     FAIR,
     FINISHED,
     FUTURE,
@@ -35,6 +36,7 @@ from trimtab.engine_bridge.replay.lifecycle import (
 )
 from trimtab.engine_bridge.replay.plan_fair import plan_fair
 from trimtab.engine_bridge.replay.plan_stock import plan_stock
+from trimtab.engine_bridge.replay.summary import head, summarise
 from trimtab.engine_bridge.replay.victims import growth_blocks, make_room_to_grow
 from trimtab.engine_bridge.step_time import decode_attention_ms, linear_ms, prefill_attention_ms
 
@@ -321,3 +323,37 @@ def _measure_gaps(s: State) -> None:
             e.gap_ms = max(e.gap_ms, s.gap_high[a, b] - s.gap_low[a, b])
     for t in range(len(s.tiers)):
         s.tiers[t].lapsed = 0
+
+
+@compiled
+def close_interval(s: State, start_s: float, start_busy_ms: float, table: F8, line: F8) -> None:
+    """Settle and sum up the interval that began at `start_s`; a new one begins."""
+    settle_interval(s)
+    head(s, start_s, start_busy_ms, line)
+    summarise(s, table)
+
+
+@compiled
+def advance_intervals(
+    s: State, interval_s: float, until_s: float, tables: F8, heads: F8
+) -> tuple[int, bool]:
+    """Run intervals one after the other, and sum each up, until `until_s` or the tables are full.
+
+    Args:
+        s: The replay's memory.
+        interval_s: Length of an interval; each ends with the step that passes it.
+        until_s: The last interval ends here.
+        tables: Shape (intervals, tiers, summary.COLUMNS).
+        heads: Shape (intervals, summary.HEADS).
+
+    Returns:
+        Intervals run, and False if requests are stuck for good.
+    """
+    e = s.engine[0]
+    count, moving = 0, True
+    while count < len(tables) and e.now_s < until_s and e.left > 0 and moving:
+        start_s, start_busy_ms = e.now_s, e.busy_ms
+        moving = advance(s, min(start_s + interval_s, until_s))
+        close_interval(s, start_s, start_busy_ms, tables[count], heads[count])
+        count += 1
+    return count, moving

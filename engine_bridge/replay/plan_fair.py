@@ -25,7 +25,14 @@ from trimtab.engine_bridge.rules.fair_queue import (
     next_by_finish,
     tier_start_ms,
 )
-from trimtab.engine_bridge.rules.pools import ADMIT, CALL_BACK, admission_verdict
+from trimtab.engine_bridge.rules.pools import (
+    ADMIT,
+    CALL_BACK,
+    MOST_DISPLACED,
+    PLACES_A_SPARE,
+    SPARED_AT_CAP,
+    admission_verdict,
+)
 
 SCAN = 64
 """Requests of one tenant that rule 14 looks at."""
@@ -154,6 +161,27 @@ def _block(s: State, number: int) -> None:
 
 
 @compiled
+def _may_give_way_again(s: State, row: int) -> bool:
+    """Whether a request that gave way before could be displaced by whoever arrives next.
+
+    Not when it is its tier's turn, nor if nobody else runs.
+    """
+    e, r = s.engine[0], s.req[row]
+    return r.preemptions > 0 and e.running > 0 and tier_start_ms(s.tiers[r.tier]) > e.tier_v
+
+
+@compiled
+def _spare_places(s: State, row: int) -> int:
+    """Places of the batch that stay free when a request comes back that was displaced often, so
+    that it need not leave for the next arrival of a higher tier.
+    """
+    often = s.req[row].preemptions - SPARED_AT_CAP + 1
+    if often <= 0 or not _may_give_way_again(s, row):
+        return 0
+    return min(often, MOST_DISPLACED, s.engine[0].max_seqs // PLACES_A_SPARE)
+
+
+@compiled
 def _find_blocks(s: State, row: int, need: int) -> bool:
     """Rules 5 and 6 for one waiting request: are `need` blocks free, or can they be called back?"""
     e, r = s.engine[0], s.req[row]
@@ -164,9 +192,9 @@ def _find_blocks(s: State, row: int, need: int) -> bool:
         return need + headroom <= free_blocks(s)
     pool = s.pools[tier.pool]
     room = 0
-    if r.preemptions > 0 and e.running > 0:
+    if _may_give_way_again(s, row) and (pool.held > 0 or need > pool.guaranteed):
         # Who gave way before comes back only where more room is left than it takes itself.
-        room = r.preemptions * need
+        room = min(r.preemptions, MOST_DISPLACED) * need
     verdict = admission_verdict(
         need,
         free_blocks(s),
@@ -195,10 +223,14 @@ def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
         tier.blocked = 1
         tier.lapsed = 1
         return False
+    if e.running + _spare_places(s, row) >= e.max_seqs > e.running:
+        tier.blocked = 1
+        return False
     at_cap = e.running >= e.max_seqs
     # Above a lowered cap nobody is swapped either: the batch must drain first.
     swap = at_cap and e.rule_cap == 1 and e.running == e.max_seqs
-    if at_cap and (not swap or cap_victim(s, tier.weight) == NONE):
+    start_ms = tier_start_ms(tier)
+    if at_cap and (not swap or cap_victim(s, tier.weight, start_ms) == NONE):
         tier.blocked = 1
         return False
     groups, named, own, idle = find_cached(s, row)
@@ -212,7 +244,7 @@ def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
         _block(s, number)
         return False
     if e.running >= e.max_seqs:
-        preempt(s, cap_victim(s, tier.weight))
+        preempt(s, cap_victim(s, tier.weight, start_ms))
     # A victim may have held some of the blocks found: look again.
     groups, named, own, idle = find_cached(s, row)
     if -(-r.target // e.block_size) - named - own + idle > free_blocks(s):

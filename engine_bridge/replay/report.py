@@ -1,20 +1,21 @@
 """What the replay tells: telemetry of an interval, and the result of a run.
 
-It reads the state and resets the interval's counters; it moves nothing else.
+It only reads; `summary` sums the intervals up.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.replay.layout import FINISHED, Records, State
-from trimtab.engine_bridge.replay.summary import COLUMNS, summarise
+from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
 from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 
 _WHOLE = frozenset(
@@ -30,7 +31,7 @@ class ReplayResult:
     """One row a request, in the trace's order; NaN where something did not happen. `arrival_s` is
     when it really arrived (closed loop), `tier` the plan's tier number, `outcome` 0 unfinished,
     1 finished, 2 refused at once, 3 shed, 4 cancelled."""
-    telemetry: tuple[Telemetry, ...]
+    telemetry: Sequence[Telemetry]
     steps: int
     engine_busy_s: float
     end_s: float
@@ -85,48 +86,68 @@ def _tier(line: list[float]) -> TierTelemetry:
     return TierTelemetry(**named)  # type: ignore[arg-type]
 
 
-def take_telemetry(
-    s: State, handle: State, *, interval_s: float, busy_ms: float, applied: Allocation
-) -> Telemetry:
-    """Report the interval that ends now and reset its counters.
+class TelemetryLog(Sequence[Telemetry]):
+    """The telemetry of every interval so far; each is put into words only when it is read."""
 
-    Args:
-        s: The replay's memory, settled (`loop.settle_interval`).
-        handle: The same, for compiled code.
-        interval_s: Length of the interval.
-        busy_ms: Step time in the interval.
-        applied: The allocation that holds.
-    """
-    e = s.engine[0]
-    steps, batch = int(e.interval_steps), int(e.interval_batch)
-    table = np.empty((len(s.tiers), len(COLUMNS)))
-    summarise(handle, table)
-    return Telemetry(
-        time_s=float(e.now_s),
-        interval_s=interval_s,
-        tiers=tuple(_tier(line) for line in table.tolist()),
-        step_ms_mean=busy_ms / steps if steps else float("nan"),
-        steps=steps,
-        batch_mean=batch / steps if steps else float("nan"),
-        kv_use_fraction=1.0 - float(e.empty_blocks + e.cached_blocks) / float(e.total_blocks),
-        busy_fraction=min(1.0, busy_ms * 1e-3 / interval_s) if interval_s > 0 else 0.0,
-        applied=applied,
-        age_s=0.0,
-    )
+    def __init__(self) -> None:
+        """Begin an empty log."""
+        self._tables: list[npt.NDArray[np.float64]] = []
+        self._heads: list[npt.NDArray[np.float64]] = []
+        self._applied: list[Allocation] = []
+
+    def add(
+        self,
+        tables: npt.NDArray[np.float64],
+        heads: npt.NDArray[np.float64],
+        applied: Allocation,
+    ) -> None:
+        """Append intervals under one allocation.
+
+        Args:
+            tables: As `summary.summarise` fills them, shape (intervals, tiers, COLUMNS).
+            heads: As `summary.head` fills them, shape (intervals, HEADS).
+            applied: The allocation that held at the end of each.
+        """
+        self._tables.extend(tables)
+        self._heads.extend(heads)
+        self._applied.extend([applied] * len(tables))
+
+    def __len__(self) -> int:
+        """Number of intervals."""
+        return len(self._tables)
+
+    @overload
+    def __getitem__(self, index: int) -> Telemetry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Telemetry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Telemetry | tuple[Telemetry, ...]:
+        """One interval's telemetry, or several intervals'."""
+        if isinstance(index, slice):
+            return tuple(self[at] for at in range(*index.indices(len(self))))
+        head = dict(zip(HEADS, self._heads[index].tolist(), strict=True))
+        return Telemetry(
+            tiers=tuple(_tier(line) for line in self._tables[index].tolist()),
+            steps=int(head.pop("steps")),
+            applied=self._applied[index],
+            age_s=0.0,
+            **head,
+        )
 
 
-def pair_bounds_ms(tiers: Records) -> npt.NDArray[np.float64]:
+def pair_bounds_ms(tiers: Records, *, displacing: bool = False) -> npt.NDArray[np.float64]:
     """Rule 3's bound for every two tiers, shape (tiers, tiers); docs/fairness.md derives it.
 
     With e a tier's largest estimate, o its largest outstanding estimates and y how far its account
     has run past the tag of its last dispatch, all over weight: 2 max(e_i, e_j) + o_i + o_j + y_i +
-    y_j.
+    y_j. If higher tiers may displace lower ones at the batch cap, the largest e of all counts, once
+    more for every other tier k, and 2 (o_k + y_k) is added.
     """
     own = tiers.peak_outstanding_ms + tiers.peak_past_tag_ms
     estimate = tiers.peak_estimate_ms
-    bounds: npt.NDArray[np.float64] = (
-        2.0 * np.maximum(estimate[:, None], estimate) + own[:, None] + own
-    )
+    both = own[:, None] + own
+    bounds: npt.NDArray[np.float64] = 2.0 * np.maximum(estimate[:, None], estimate) + both
+    if displacing:
+        bounds = 2.0 * ((len(own) - 1) * estimate.max() + own.sum()) - both
     np.fill_diagonal(bounds, 0.0)
     return bounds
 
@@ -136,6 +157,7 @@ def gap_bound_ms(s: State) -> float:
 
     Infinite without the true-up: the long-run shares then rest on the estimates.
     """
-    if s.engine[0].rule_true_up == 0:
+    e = s.engine[0]
+    if e.rule_true_up == 0:
         return float("inf")
-    return float(pair_bounds_ms(s.tiers).max())
+    return float(pair_bounds_ms(s.tiers, displacing=e.rule_cap == 1).max())

@@ -38,6 +38,29 @@ COLUMNS = (
     "service_ms",
 )
 """Fields of `TierTelemetry` in the order of the table's columns."""
+HEADS = (
+    "time_s",
+    "interval_s",
+    "step_ms_mean",
+    "steps",
+    "batch_mean",
+    "kv_use_fraction",
+    "busy_fraction",
+)
+"""Fields of `Telemetry` in the order of the engine's own line."""
+
+
+@compiled
+def head(s: State, start_s: float, start_busy_ms: float, line: F8) -> None:
+    """Fill the engine's line, shape (HEADS,), for an interval that began at `start_s`."""
+    e = s.engine[0]
+    length_s, busy_ms = e.now_s - start_s, e.busy_ms - start_busy_ms
+    line[0], line[1] = e.now_s, length_s
+    line[2] = busy_ms / e.interval_steps if e.interval_steps > 0 else np.nan
+    line[3] = e.interval_steps
+    line[4] = e.interval_batch / e.interval_steps if e.interval_steps > 0 else np.nan
+    line[5] = 1.0 - (e.empty_blocks + e.cached_blocks) / e.total_blocks
+    line[6] = min(1.0, busy_ms * 1e-3 / length_s) if length_s > 0.0 else 0.0
 
 
 @compiled

@@ -11,8 +11,10 @@ from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.kv_cache import free_blocks
 from trimtab.engine_bridge.replay.layout import FAIR, FCFS, NONE, State
 from trimtab.engine_bridge.replay.lifecycle import preempt
+from trimtab.engine_bridge.rules.fair_queue import tier_start_ms
 from trimtab.engine_bridge.rules.pools import (
     MOST_DISPLACED,
+    SPARED_AT_CAP,
     loss_class,
     may_yield,
     yields_before,
@@ -73,26 +75,31 @@ def choose_victim(s: State, pool: int, weight: float, newcomer: bool, own_only: 
 
 
 @compiled
-def cap_victim(s: State, weight: float) -> int:
-    """Whom a waiting request displaces at the batch cap; NONE if there is nobody.
+def cap_victim(s: State, weight: float, start_ms: float) -> int:
+    """Whom a waiting request displaces at the batch cap, NONE if nobody: of the strictly lower tiers
+    the lowest, and of those the request that loses least computed work, if not displaced often.
 
-    Of the strictly lower tiers the lowest, and of its requests the one that loses least.
+    A tier whose virtual start is not above `start_ms`, the newcomer's, is served below its share
+    (rule 1) and keeps its places, so that its turn comes.
     """
     e = s.engine[0]
-    best, best_weight, best_loss, best_finish = NONE, weight, 0, 0.0
+    best, best_weight, best_often, best_loss, best_finish = NONE, weight, 0, 0, 0.0
     for slot in range(e.running):
         row = s.running[slot]
         r = s.req[row]
         tier = s.tiers[r.tier]
-        if tier.weight >= weight or tier.weight > best_weight:
+        if tier.weight >= weight or tier.weight > best_weight or tier_start_ms(tier) <= start_ms:
             continue
-        if r.preemptions >= MOST_DISPLACED:
-            continue
+        often = max(0, r.preemptions - SPARED_AT_CAP + 1)
         loss = computed_now(s, row)
-        if tier.weight < best_weight or yields_before(
-            0, 0.0, loss, r.finish_tag_ms, 0, 0.0, best_loss, best_finish
+        if tier.weight == best_weight and often > best_often:
+            continue
+        if (
+            tier.weight < best_weight
+            or often < best_often
+            or yields_before(0, 0.0, loss, r.finish_tag_ms, 0, 0.0, best_loss, best_finish)
         ):
-            best, best_weight = row, tier.weight
+            best, best_weight, best_often = row, tier.weight, often
             best_loss, best_finish = loss, r.finish_tag_ms
     return best
 

@@ -19,6 +19,10 @@ WAIT: Final = 2
 
 MOST_DISPLACED: Final = 4
 """A request that has given way this often is spared by newcomers."""
+SPARED_AT_CAP: Final = 2
+"""At the batch cap it is spared from this often on, as long as somebody else can give way."""
+PLACES_A_SPARE: Final = 8
+"""Of so many places in the batch at most one stays free for who would displace a returner."""
 
 
 @compiled
