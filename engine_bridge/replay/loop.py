@@ -311,10 +311,11 @@ def _measure_gaps(s: State) -> None:
         for b in range(a):
             x, y = s.tiers[a], s.tiers[b]
             gap = x.normalised_ms - y.normalised_ms
-            both = x.lapsed == 0 and y.lapsed == 0 and x.waiting > 0 and y.waiting > 0
+            # Preempted requests that wait were accounted for when they first started.
+            ready = x.active_count > 0 and y.active_count > 0
+            both = ready and x.lapsed == 0 and y.lapsed == 0
             if not both or np.isnan(s.gap_low[a, b]):
                 # The interval starts now, or is yet to start.
-                ready = x.waiting > 0 and y.waiting > 0
                 s.gap_low[a, b] = gap if ready else np.nan
                 s.gap_high[a, b] = gap if ready else np.nan
                 continue

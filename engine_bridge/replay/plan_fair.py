@@ -21,6 +21,7 @@ from trimtab.engine_bridge.replay.victims import (
 )
 from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, step_limit_ms
 from trimtab.engine_bridge.rules.fair_queue import (
+    lift_tier,
     next_by_feasibility,
     next_by_finish,
     tier_start_ms,
@@ -36,6 +37,10 @@ from trimtab.engine_bridge.rules.pools import (
 
 SCAN = 64
 """Requests of one tenant that rule 14 looks at."""
+
+# Why a tier admits no more in this step: no place in the batch, no tokens for it in this pass (open
+# again in the next, but its share kept it out of the first), or a limit of its own.
+_NO_PLACE, _NO_TOKENS, _REOPENED, _HELD = 1, 2, -1, 3
 
 # Slots of the step's running totals.
 _TOKENS, _CHUNKS, _PAIRS, _LOW, _BUDGET, _LIMIT, _OPEN = 0, 1, 2, 3, 4, 5, 6
@@ -144,8 +149,6 @@ def _pick_candidate(s: State, number: int) -> None:
         )
     else:
         row = next_by_finish(s.tiers, s.tenants, s.req, s.lists, s.active, number)
-    if row != NONE and s.req[row].preemptions == 0:
-        tier.candidate_finish_ms = tier_start_ms(tier) + s.req[row].estimate_ms / tier.weight
     tier.candidate = row
 
 
@@ -153,11 +156,10 @@ def _pick_candidate(s: State, number: int) -> None:
 def _block(s: State, number: int) -> None:
     """No more admissions from this tier in this step, nor from lower ones of its pool."""
     tier = s.tiers[number]
-    tier.lapsed = 1
     for t in range(len(s.tiers)):
         other = s.tiers[t]
         if other.pool == tier.pool and other.weight <= tier.weight:
-            other.blocked = 1
+            other.blocked = _HELD
 
 
 @compiled
@@ -220,24 +222,23 @@ def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
     row = tier.candidate
     r = s.req[row]
     if tier.running >= tier.max_running:
-        tier.blocked = 1
-        tier.lapsed = 1
+        tier.blocked = _HELD
         return False
     if e.running + _spare_places(s, row) >= e.max_seqs > e.running:
-        tier.blocked = 1
+        tier.blocked = _HELD
         return False
     at_cap = e.running >= e.max_seqs
     # Above a lowered cap nobody is swapped either: the batch must drain first.
     swap = at_cap and e.rule_cap == 1 and e.running == e.max_seqs
     start_ms = tier_start_ms(tier)
     if at_cap and (not swap or cap_victim(s, tier.weight, start_ms) == NONE):
-        tier.blocked = 1
+        tier.blocked = _NO_PLACE
         return False
     groups, named, own, idle = find_cached(s, row)
     computed = min((named + own) * e.block_size, r.target - 1)
     tokens = _chunk(s, totals, row, computed, first_pass)
     if tokens <= 0:
-        tier.blocked = 2
+        tier.blocked = _NO_TOKENS
         return False
     need = -(-r.target // e.block_size) - named - own + idle
     if not _find_blocks(s, row, need):
@@ -251,6 +252,7 @@ def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
         _block(s, number)
         return False
     admit(s, row, groups, own, r.target)
+    tier.blocked = 0
     _grant(s, totals, row, min(tokens, r.target - r.computed))
     return True
 
@@ -274,8 +276,11 @@ def _next_tier(s: State) -> int:
     best = NONE
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
-        if tier.blocked != 0 or tier.candidate == NONE:
+        if tier.blocked > 0 or tier.candidate == NONE:
             continue
+        r = s.req[tier.candidate]
+        if r.preemptions == 0:
+            tier.candidate_finish_ms = tier_start_ms(tier) + r.estimate_ms / tier.weight
         if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
             best = t
     return best
@@ -330,15 +335,27 @@ def plan_fair(s: State) -> int:
     if e.rule_shares == 1 and e.rule_budget == 1:
         _pass(s, totals, True, mark, fresh)
         for t in range(len(s.tiers)):
-            if s.tiers[t].blocked == 2:
-                s.tiers[t].blocked = 0
+            if s.tiers[t].blocked == _NO_TOKENS:
+                s.tiers[t].blocked = _REOPENED
     _pass(s, totals, False, mark + 1, fresh)
+    if fresh:
+        _lift_held(s, totals)
     _note_blocked(s, totals, seen)
     # Not the running total: a prefill may have been preempted after its grant.
     tokens = 0
     for at in range(e.prefilling):
         tokens += s.req[s.prefilling[at]].grant
     return tokens
+
+
+@compiled
+def _lift_held(s: State, totals: F8) -> None:
+    """A tier that limits of its own kept out banks no credit from it (rule 3), like an idle one."""
+    for t in range(len(s.tiers)):
+        why = s.tiers[t].blocked
+        short = why == _NO_TOKENS and totals[_OPEN] == 1.0
+        if s.tiers[t].active_count > 0 and (why in (_HELD, _REOPENED) or short):
+            lift_tier(s.engine, s.tiers, t)
 
 
 @compiled
@@ -351,7 +368,7 @@ def _note_blocked(s: State, totals: F8, seen: int) -> None:
         return
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
-        if tier.candidate != NONE and tier.blocked != 1:
+        if tier.candidate != NONE and tier.blocked != _NO_PLACE and tier.blocked != _HELD:
             # Short of tokens this step: the budget and low shares are new in the next.
             return
     e.blocked_epoch = e.epoch
