@@ -50,9 +50,14 @@ def variants(shipped: Plan) -> list[Variant]:
     def changed(name: str, values: dict[str, object]) -> Variant:
         return Variant(name, with_values(shipped, values))
 
+    def stock(tokens: int, rules: RuleSet) -> Variant:
+        limits = {"engine.max_num_batched_tokens": tokens, "prefill.budget_tokens": tokens}
+        plan = with_values(shipped, limits)
+        return Variant(f"stock {rules}, {tokens:,} tokens a step", plan, rules)
+
     return [
-        Variant("stock fcfs", shipped, "fcfs"),
-        Variant("stock priority", shipped, "priority"),
+        *(stock(tokens, "fcfs") for tokens in (8192, 2048, 1024, 512)),
+        *(stock(tokens, "priority") for tokens in (8192, 2048, 1024, 512)),
         Variant("published static (70/20/10, 4,096 tokens)", load_plan("published")),
         Variant("shipped plan", shipped),
         changed("rule 2: no true-up", {"rules.true_up": False}),
