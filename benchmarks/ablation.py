@@ -22,6 +22,7 @@ from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs.score import weighted_attainment
 from trimtab.training.traces import read_trace
+from trimtab.training.traces.generate import demo_trace
 from trimtab.training.whatif import metrics
 from trimtab.training.whatif.run import default_drain_s
 
@@ -119,8 +120,6 @@ def main() -> None:
             Case(Path(path).stem, get_engine_spec(engine), read_trace(Path(path), rng=rng))
         )
     if not cases:
-        from trimtab.training.traces.generate import demo_trace
-
         cases = [Case("demo", get_engine_spec("h100:llama-3.1-8b-tp1"), demo_trace(0))]
     rows = []
     for variant in variants(shipped):

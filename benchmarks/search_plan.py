@@ -1,8 +1,8 @@
 """How the shipped plan was found: a seeded search over a plan's values on given traces.
 
-    python benchmarks/search_plan.py --case ENGINE=TRACE ... [--evaluations N] [--json F]
+    python benchmarks/search_plan.py [--case ENGINE=TRACE ...] [--evaluations N] [--json F]
 
-From the plan given it changes a few values at a time and keeps a change that raises the mean
+Without a case it searches on the built-in hour. From the plan given it changes a few values at a time and keeps a change that raises the mean
 weighted attainment over all cases (a (1+1) evolution strategy). It writes no plan: the values that
 it ends with are printed for a person to judge.
 """
@@ -22,6 +22,7 @@ from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs.score import weighted_attainment
 from trimtab.training.traces import read_trace
+from trimtab.training.traces.generate import demo_trace
 from trimtab.training.whatif import metrics
 from trimtab.training.whatif.run import default_drain_s
 
@@ -103,9 +104,9 @@ def mutate(values: dict[str, object], rng: np.random.Generator) -> dict[str, obj
 def main() -> None:
     """Search and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", required=True, help="ENGINE=TRACE")
+    parser.add_argument("--case", action="append", default=[], help="ENGINE=TRACE")
     parser.add_argument("--plan", default="default")
-    parser.add_argument("--evaluations", type=int, default=150)
+    parser.add_argument("--evaluations", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -115,6 +116,8 @@ def main() -> None:
     for case in args.case:
         engine, _, path = case.rpartition("=")
         cases.append((get_engine_spec(engine), read_trace(Path(path), rng=rng)))
+    if not cases:
+        cases = [(get_engine_spec("h100:llama-3.1-8b-tp1"), demo_trace(0))]
     yardstick = load_plan(args.plan)
     best = {key: value_of(yardstick, key) for key in (*SCALED, *LINEAR, *CHOICES)}
     best_score, each = score(yardstick, yardstick, cases)

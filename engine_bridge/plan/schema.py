@@ -74,7 +74,7 @@ class Backoff(Section):
 
 
 class Slack(Section):
-    """Rule 13: the step's time limit is tpot_fraction x TPOT + slack_fraction x slack saved up."""
+    """Rule 13: a step lasts at most max(tpot_fraction x TPOT, slack_fraction x slack saved up)."""
 
     slack_fraction: Fraction
     """Part of the saved-up slack that one step may spend."""
