@@ -2,9 +2,9 @@
 
     python benchmarks/search_plan.py [--case ENGINE=TRACE ...] [--evaluations N] [--json F]
 
-Without a case it searches on the built-in hour. From the plan given it changes a few values at a time and keeps a change that raises the mean
-weighted attainment over all cases (a (1+1) evolution strategy). It writes no plan: the values that
-it ends with are printed for a person to judge.
+Without a case it searches on the built-in hour. From the plan given it changes a few values at a
+time and keeps a change that raises the mean weighted attainment over all cases (a (1+1) evolution
+strategy). It writes no plan: the values that it ends with are printed for a person to judge.
 """
 
 from __future__ import annotations

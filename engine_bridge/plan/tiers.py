@@ -42,8 +42,8 @@ class Shed(Section):
     mode: Literal["never", "refuse", "demote"] = "never"
     """never: it waits on; refuse: it is answered with an error; demote: it goes to the back."""
     at_fraction: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """It is given up when it has waited for this multiple of the TTFT target (of the E2E target where
-    there is no TTFT target). Below 1 leaves time for its prefill."""
+    """It is given up when it has waited for this multiple of the TTFT target (of the E2E target
+    where there is no TTFT target). Below 1 leaves time for its prefill."""
 
 
 class Tier(Section):
@@ -54,8 +54,8 @@ class Tier(Section):
     weight: Annotated[float, Field(ge=1e-6, le=1e6)]
     """Share of the engine's time against the other tiers' weights, when all of them wait."""
     value: Annotated[float, Field(ge=0, le=1e9)] = 1.0
-    """Worth of a token against the other tiers' tokens, for weighted goodput and attainment; an output
-    token counts three fresh prompt tokens, a repeated prompt token a tenth (`envs.score`)."""
+    """Worth of a token against the other tiers' tokens, for weighted goodput and attainment; an
+    output token counts three fresh prompt tokens, a repeated one a tenth (`envs.score`)."""
     pool: Name
     """KV pool that the tier's running requests draw from."""
     prefill_share: PositiveFraction

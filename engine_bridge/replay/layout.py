@@ -270,8 +270,14 @@ CLASS = np.dtype(
 )
 
 LIST = np.dtype([("head", "i8"), ("tail", "i8"), ("count", "i4")], align=True)
-STEP_EVENT = np.dtype([("key", "i8"), ("row", "i8"), ("version", "i8")], align=True)
-TIME_EVENT = np.dtype([("key", "f8"), ("row", "i8"), ("kind", "i8")], align=True)
+EVENT = np.dtype(
+    [
+        ("key", "f8"),  # step number, or seconds
+        ("row", "i8"),
+        ("tag", "i8"),  # of a step event the request's version, of a timed one its kind
+    ],
+    align=True,
+)
 
 
 class State(NamedTuple):

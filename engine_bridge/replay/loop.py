@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.heaps import drop_step_event, drop_time_event
+from trimtab.engine_bridge.replay.heaps import drop_first
 from trimtab.engine_bridge.replay.kv_cache import evict, name_blocks
 from trimtab.engine_bridge.replay.layout import (
     CANCELLED,
@@ -43,7 +43,6 @@ from trimtab.engine_bridge.step_time import decode_attention_ms, linear_ms, pref
 _REFUSE, _DEMOTE = 1, 2
 _SHARE_RATE = 0.01
 _SCALE_RATE = 0.05
-_FAR = np.iinfo(np.int64).max
 
 
 @compiled
@@ -97,8 +96,9 @@ def _deliver(s: State) -> None:
             e.next_open += 1
             arrive(s, row, arrival)
             continue
-        row, kind = s.times[0].row, s.times[0].kind
-        drop_time_event(s)
+        row, kind = s.times[0].row, s.times[0].tag
+        drop_first(s.times, e.time_events)
+        e.time_events -= 1
         if kind == EVENT_ARRIVAL:
             arrive(s, row, timer)
         elif kind == EVENT_CANCEL:
@@ -138,7 +138,7 @@ def _run_decodes(s: State, until_s: float) -> None:
     count = e.decoding
     linear = linear_ms(coef, float(count), float(count)) * e.speed
     share = linear / count
-    stop_step = s.steps[0].key if e.step_events > 0 else _FAR
+    stop_step = s.steps[0].key if e.step_events > 0 else np.inf
     # The stock rules try the waiting queue's head at every step that has a free place.
     single = e.collapse == 0 or (e.mode != FAIR and e.waiting > 0 and e.running < e.max_seqs)
     until_s = min(until_s, next_event_s(s))
@@ -241,8 +241,9 @@ def _finish_due(s: State) -> None:
     """Handle the step events that are due: last tokens and outlived predictions."""
     e = s.engine[0]
     while e.step_events > 0 and s.steps[0].key <= e.step:
-        row, version = s.steps[0].row, s.steps[0].version
-        drop_step_event(s)
+        row, version = s.steps[0].row, s.steps[0].tag
+        drop_first(s.steps, e.step_events)
+        e.step_events -= 1
         r = s.req[row]
         if r.version != version or r.status != DECODING:
             continue

@@ -1,4 +1,4 @@
-"""Small workloads for tests of the replay: random, with sessions, shared prefixes and cancellations."""
+"""Small random workloads for tests of the replay: sessions, shared prefixes, cancellations."""
 
 from __future__ import annotations
 
