@@ -174,8 +174,9 @@ def _may_give_way_again(s: State, row: int) -> bool:
 
 @compiled
 def _spare_places(s: State, row: int) -> int:
-    """Places of the batch that stay free when a request comes back that was displaced often, so
-    that it need not leave for the next arrival of a higher tier.
+    """Places of the batch that stay free when a request comes back that was displaced often.
+
+    So it need not leave for the next arrival of a higher tier.
     """
     often = s.req[row].preemptions - SPARED_AT_CAP + 1
     if often <= 0 or not _may_give_way_again(s, row):
@@ -352,10 +353,12 @@ def plan_fair(s: State) -> int:
 def _lift_held(s: State, totals: F8) -> None:
     """A tier that limits of its own kept out banks no credit from it (rule 3), like an idle one."""
     for t in range(len(s.tiers)):
-        why = s.tiers[t].blocked
+        tier = s.tiers[t]
+        why = tier.blocked
         short = why == _NO_TOKENS and totals[_OPEN] == 1.0
-        if s.tiers[t].active_count > 0 and (why in (_HELD, _REOPENED) or short):
-            lift_tier(s.engine, s.tiers, t)
+        if tier.active_count > 0 and (why in (_HELD, _REOPENED) or short):
+            behind_ms = tier.largest_estimate_ms / tier.weight
+            lift_tier(s.engine, s.tiers, t, behind_ms)
 
 
 @compiled

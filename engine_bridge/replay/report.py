@@ -138,16 +138,16 @@ def pair_bounds_ms(tiers: Records, *, displacing: bool = False) -> npt.NDArray[n
     """Rule 3's bound for every two tiers, shape (tiers, tiers); docs/fairness.md derives it.
 
     With e a tier's largest estimate, o its largest outstanding estimates and y how far its account
-    has run past the tag of its last dispatch, all over weight: 2 max(e_i, e_j) + o_i + o_j + y_i +
-    y_j. If higher tiers may displace lower ones at the batch cap, the largest e of all counts, once
-    more for every other tier k, and 2 (o_k + y_k) is added.
+    has run past the tag of its last dispatch, all over weight: 2 (e_i + e_j) + o_i + o_j + y_i +
+    y_j. If higher tiers may displace lower ones at the batch cap, twice the largest e of all
+    counts, once more for every other tier k, and 2 (o_k + y_k) is added.
     """
     own = tiers.peak_outstanding_ms + tiers.peak_past_tag_ms
     estimate = tiers.peak_estimate_ms
     both = own[:, None] + own
-    bounds: npt.NDArray[np.float64] = 2.0 * np.maximum(estimate[:, None], estimate) + both
+    bounds: npt.NDArray[np.float64] = 2.0 * (estimate[:, None] + estimate) + both
     if displacing:
-        bounds = 2.0 * ((len(own) - 1) * estimate.max() + own.sum()) - both
+        bounds = 2.0 * (2 * (len(own) - 1) * estimate.max() + own.sum()) - both
     np.fill_diagonal(bounds, 0.0)
     return bounds
 

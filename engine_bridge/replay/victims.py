@@ -76,9 +76,10 @@ def choose_victim(s: State, pool: int, weight: float, newcomer: bool, own_only: 
 
 @compiled
 def cap_victim(s: State, weight: float, start_ms: float) -> int:
-    """Whom a waiting request displaces at the batch cap, NONE if nobody: of the strictly lower tiers
-    the lowest, and of those the request that loses least computed work, if not displaced often.
+    """Whom a waiting request displaces at the batch cap; NONE if nobody.
 
+    Of the strictly lower tiers the lowest, and of those the request that loses least computed work;
+    who was displaced often comes last.
     A tier whose virtual start is not above `start_ms`, the newcomer's, is served below its share
     (rule 1) and keeps its places, so that its turn comes.
     """

@@ -59,12 +59,16 @@ def _note_peaks(tiers: Records) -> None:
 
 
 @compiled
-def lift_tier(engine: Records, tiers: Records, number: int) -> None:
-    """Raise a tier that was idle or held back to its level's virtual time: it banks no credit."""
+def lift_tier(engine: Records, tiers: Records, number: int, behind_ms: float) -> None:
+    """Raise a tier that was idle or held back to its level's virtual time: it banks no credit.
+
+    Raised so that it is at most `behind_ms` (normalised) behind. A tier that waits may be by the
+    estimate of its next request: shorter ones with a later start but an earlier finish went first.
+    """
     e, tier = engine[0], tiers[number]
-    start = tier_start_ms(tier)
-    if start < e.tier_v:
-        tier.account_ms += e.tier_v - start
+    start, least = tier_start_ms(tier), e.tier_v - behind_ms
+    if start < least:
+        tier.account_ms += least - start
         tier.tag_ms = e.tier_v
     tier.lapsed = 1
     _note_peaks(tiers)
@@ -93,7 +97,7 @@ def enqueue(
         if start < tier.tenant_v:
             tenant.account_ms += tier.tenant_v - start
         if tier.active_count == 0:
-            lift_tier(engine, tiers, tenant.tier)
+            lift_tier(engine, tiers, tenant.tier, 0.0)
         slot = tier.active_start + tier.active_count
         active[slot] = account
         tenant.active_slot = slot

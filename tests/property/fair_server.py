@@ -369,7 +369,9 @@ def run(
             _observe_all(level, tiers, tenants, held)
         for t in range(len(held)):
             if held[t] == 1:
-                fair_queue.lift_tier(level.engine, level.tiers, t)
+                tier = level.tiers[t]
+                behind_ms = tier.largest_estimate_ms / tier.weight
+                fair_queue.lift_tier(level.engine, level.tiers, t, behind_ms)
         place = 0
         while place < count:
             if _serve(rng, level, tiers, tenants, chances, cost, first, running[place]):
@@ -393,7 +395,7 @@ def constant_ms(w: Watch, window_ms: float | None = None) -> npt.NDArray[Any]:
     past_tag = w.overrun_ms / w.least_weight + w.largest_ms * swing
     own = w.most_in_flight * (largest + past_tag)
     if window_ms is None:
-        head = 2.0 * np.maximum(largest[:, None], largest)
+        head = 2.0 * (largest[:, None] + largest)
     else:
         head = 4.0 * window_ms + 2.0 * (largest[:, None] + largest)
     return head + own[:, None] + own

@@ -226,5 +226,7 @@ def test_a_tier_that_was_held_back_banks_no_credit() -> None:
         enqueue(level, row, row % 2)
     for row in range(0, 40, 2):
         dispatch(level, row)
-    fair_queue.lift_tier(level.engine, level.tiers, 1)
+    fair_queue.lift_tier(level.engine, level.tiers, 1, 10.0)
+    assert fair_queue.tier_start_ms(level.tiers[1]) == 180.0
+    fair_queue.lift_tier(level.engine, level.tiers, 1, 0.0)
     assert fair_queue.tier_start_ms(level.tiers[1]) == level.engine[0].tier_v == 190.0

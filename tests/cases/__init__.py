@@ -1,0 +1,1 @@
+"""Reported faults of serving engines: stock behaviour under the stock rules, ours under ours."""
