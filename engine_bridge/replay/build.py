@@ -88,6 +88,8 @@ def build_state(
         run_blocks=prefixes.blocks,
         held=np.full(len(prefixes.ids), NONE, np.int32),
         first_item=np.full(len(prefixes.blocks), NONE, np.int32),
+        ghost_kind=np.full(len(prefixes.blocks), NONE, np.int32),
+        ghost_mark=np.zeros(len(prefixes.blocks), np.int64),
         pool_refs=np.zeros((blocks + 1, len(plan.pools)), np.int32),
         free_items=np.arange(blocks, -1, -1),
         class_of=_class_table(trace, plan),

@@ -52,6 +52,8 @@ def _handle(s: State) -> StateHandle:
         s.run_blocks,
         s.held,
         s.first_item,
+        s.ghost_kind,
+        s.ghost_mark,
         s.pool_refs,
         s.free_items,
         s.class_of,

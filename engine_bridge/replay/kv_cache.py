@@ -10,14 +10,20 @@ held once, charged to one of their pools.
 
 from __future__ import annotations
 
+import numpy as np
+
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.rules.retention import goes_before, reuse_rate, scaled_age
 
-_PRIOR = 0.125
+_PRIOR = 0.01
 """Blocks of good faith for a class's reuse, share of the cache."""
+_GHOSTS = 4
+"""Evicted blocks, in caches, that are remembered by their names."""
+_COMES_BACK = 0.25
+"""Reuse from which a class counts as content that is come back for."""
 _MEMORY = 2.0
-"""Idle blocks, in caches, after which what was seen of a class's reuse counts half."""
+"""Blocks seen, in caches, after which what is known of a class's reuse counts half."""
 
 
 @compiled
@@ -90,10 +96,6 @@ def _fall_idle(s: State, number: int, tier: int, stop: int) -> None:
         s.items[at.tail].next = number
     at.tail = number
     at.blocks += item.blocks
-    at.idled += item.blocks
-    if at.idled > _MEMORY * e.total_blocks:
-        at.idled *= 0.5
-        at.woken *= 0.5
     e.cached_blocks += item.blocks
 
 
@@ -115,6 +117,45 @@ def _wake(s: State, number: int) -> None:
 
 
 @compiled
+def _reuse(s: State, kind: int) -> float:
+    """Share of a class's idle blocks that come back, as far as it is known."""
+    at = s.classes[kind]
+    return reuse_rate(at.woken, at.lost, _PRIOR * s.engine[0].total_blocks)
+
+
+@compiled
+def _learn_reuse(s: State, kind: int, woken: int, lost: int) -> None:
+    """Count blocks of a class that were asked for again, or evicted; the past fades."""
+    at = s.classes[kind]
+    at.woken += woken
+    at.lost = max(0.0, at.lost + lost)
+    if at.woken + at.lost > _MEMORY * s.engine[0].total_blocks:
+        at.woken *= 0.5
+        at.lost *= 0.5
+
+
+@compiled
+def kept_blocks(s: State, pool: int, weight: float) -> int:
+    """Cached blocks that a pool beyond its guarantee may not borrow for a tier of that weight.
+
+    What higher tiers of other pools cache inside their pools' guarantees, as far as it is known to
+    come back: lending it would cost its owner more than the borrower gains. None without learned
+    reuse.
+    """
+    total = 0
+    if s.engine[0].learn_reuse == 0:
+        return total
+    for p in range(len(s.pools)):
+        cached = 0.0
+        for kind in range(len(s.classes)):
+            tier = s.tiers[s.classes[kind].tier]
+            if tier.pool == p and p != pool and tier.weight > weight:
+                cached += s.classes[kind].blocks * _reuse(s, kind)
+        total += min(int(cached), max(0, s.pools[p].guaranteed - s.pools[p].held))
+    return total
+
+
+@compiled
 def _over_quota(s: State, kind: int) -> float:
     """Blocks that the class's pool caches and holds beyond its guarantee, at least 0."""
     pool = s.tiers[s.classes[kind].tier].pool
@@ -126,18 +167,31 @@ def _over_quota(s: State, kind: int) -> float:
 
 
 @compiled
-def _next_class(s: State) -> int:
-    """The class whose oldest item is reused next (rule 7)."""
+def _spared(s: State, kind: int, weight: float) -> bool:
+    """Whether a tier of that weight leaves a class alone while there is other content.
+
+    What higher tiers cache inside their pool's guarantee and come back for.
+    """
+    tier = s.tiers[s.classes[kind].tier]
+    if s.engine[0].learn_reuse == 0 or tier.weight <= weight:
+        return False
+    pool = s.pools[tier.pool]
+    return pool.held <= pool.guaranteed and _reuse(s, kind) >= _COMES_BACK
+
+
+@compiled
+def _next_class(s: State, weight: float) -> int:
+    """The class whose oldest item is reused next (rule 7) for a tier of that weight."""
     e = s.engine[0]
     best, best_age, best_sequence, best_rank, best_over = NONE, 0.0, 0, 0, 0.0
     for kind in range(len(s.classes)):
         at = s.classes[kind]
-        if at.head == NONE:
+        if at.head == NONE or _spared(s, kind, weight):
             continue
         item = s.items[at.head]
         factor = at.factor
         if e.learn_reuse == 1:
-            factor *= reuse_rate(at.idled, at.woken, _PRIOR * e.total_blocks)
+            factor *= _reuse(s, kind)
         age = scaled_age(e.now_s, item.idle_s, factor)
         over = _over_quota(s, kind) if e.eviction == 3 else 0.0
         if best == NONE or goes_before(
@@ -157,20 +211,27 @@ def _next_class(s: State) -> int:
 
 
 @compiled
-def evict(s: State, blocks: int) -> None:
-    """Empty that many cached blocks, in rule 7's order, each run from its tail.
+def evict(s: State, blocks: int, weight: float) -> None:
+    """Empty that many cached blocks for a tier of that weight, in rule 7's order, tails first.
 
     The caller has checked that as many are cached.
     """
     e = s.engine[0]
     while blocks > 0:
-        kind = _next_class(s)
+        kind = _next_class(s, weight)
+        if kind == NONE:
+            kind = _next_class(s, np.inf)
         number = s.classes[kind].head
         item = s.items[number]
         gone = min(blocks, item.blocks)
         blocks -= gone
         e.empty_blocks += gone
+        e.evicted_blocks += gone
+        _learn_reuse(s, kind, 0, gone)
         if gone == item.blocks:
+            if item.prefix >= 0:
+                s.ghost_kind[item.prefix] = kind
+                s.ghost_mark[item.prefix] = e.evicted_blocks
             _wake(s, number)
             _drop_item(s, number)
         else:
@@ -180,13 +241,33 @@ def evict(s: State, blocks: int) -> None:
 
 
 @compiled
-def take_blocks(s: State, pool: int, blocks: int) -> None:
-    """Hold that many blocks for a pool; the caller has checked that they are free."""
-    e = s.engine[0]
+def note_misses(s: State, row: int) -> None:
+    """Learn from what a request would have found, had it not been evicted of late.
+
+    Without it a class that is evicted too early never shows that it comes back.
+    """
+    e, r = s.engine[0], s.req[row]
+    place, span = r.groups, r.span_blocks
+    while place < r.prefix_count and span * e.block_size < r.target:
+        run = int(s.prefix_ids[r.prefix_start + place])
+        kind = int(s.ghost_kind[run])
+        if kind != NONE:
+            if e.evicted_blocks - s.ghost_mark[run] <= _GHOSTS * e.total_blocks:
+                size = int(s.run_blocks[run])
+                _learn_reuse(s, kind, size, -size)
+            s.ghost_kind[run] = NONE
+        span += s.run_blocks[run]
+        place += 1
+
+
+@compiled
+def take_blocks(s: State, tier: int, blocks: int) -> None:
+    """Hold that many blocks for a tier's pool; the caller has checked that they are free."""
+    e, t = s.engine[0], s.tiers[tier]
     if blocks > e.empty_blocks:
-        evict(s, blocks - e.empty_blocks)
+        evict(s, blocks - e.empty_blocks, t.weight)
     e.empty_blocks -= blocks
-    s.pools[pool].held += blocks
+    s.pools[t.pool].held += blocks
 
 
 @compiled
@@ -237,7 +318,7 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
         span += s.run_blocks[run]
         item = s.items[number]
         if item.refs == 0:
-            s.classes[item.kind].woken += item.blocks
+            _learn_reuse(s, item.kind, item.blocks, 0)
             _wake(s, number)
             item.charge = pool
             s.pools[pool].held += item.blocks
@@ -255,7 +336,7 @@ def hold_cached(s: State, row: int, groups: int, own: int) -> None:
     if r.own_item != NONE:
         number = r.own_item
         kept = s.items[number].blocks
-        s.classes[s.items[number].kind].woken += own
+        _learn_reuse(s, s.items[number].kind, own, 0)
         _wake(s, number)
         _drop_item(s, number)
         s.pools[pool].held += own

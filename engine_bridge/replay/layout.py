@@ -56,6 +56,7 @@ ENGINE = np.dtype(
         ("read_tokens", "i8"),  # KV tokens that one decode step reads
         ("sequence", "i8"),  # ever-growing number that orders cached items
         ("admissions", "i8"),  # ever-growing number that orders the batch
+        ("evicted_blocks", "i8"),
         ("epoch", "i8"),  # grows whenever a blocked queue is worth another look
         ("blocked_epoch", "i8"),
         ("interval_steps", "i8"),
@@ -258,8 +259,8 @@ ITEM = np.dtype(
 CLASS = np.dtype(
     [
         ("factor", "f8"),
-        ("idled", "f8"),  # blocks that fell idle, fading
-        ("woken", "f8"),  # of them, those that were hit again
+        ("woken", "f8"),  # idle blocks that were asked for again, fading
+        ("lost", "f8"),  # idle blocks that were evicted and not asked for since, fading
         ("blocks", "i8"),
         ("head", "i8"),
         ("tail", "i8"),
@@ -311,6 +312,10 @@ class State(NamedTuple):
     """As `prefix_ids`: the item that the request of that place holds."""
     first_item: I4
     """(runs,): the first of the items with that content."""
+    ghost_kind: I4
+    """(runs,): retention class that a run was in when it was evicted, -1 = it was not."""
+    ghost_mark: I8
+    """(runs,): `evicted_blocks` then."""
     pool_refs: I4
     """(items, pools)"""
     free_items: I8

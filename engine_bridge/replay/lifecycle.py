@@ -14,6 +14,7 @@ from trimtab.engine_bridge.replay.kv_cache import (
     find_cached,
     hold_cached,
     name_blocks,
+    note_misses,
     release,
     take_blocks,
 )
@@ -167,6 +168,7 @@ def admit(s: State, row: int, groups: int, own: int, tokens: int) -> None:
     hold_cached(s, row, groups, own)
     r.computed = min(r.blocks * e.block_size, r.target - 1)
     if r.preemptions == 0:
+        note_misses(s, row)
         r.cached = r.computed
         r.admitted_s = e.now_s
         tier.cached += r.computed
@@ -179,7 +181,7 @@ def admit(s: State, row: int, groups: int, own: int, tokens: int) -> None:
         tier.recomputed += again
     leave_queue(s, row, True)
     need = -(-tokens // e.block_size)
-    take_blocks(s, tier.pool, max(0, need - r.blocks))
+    take_blocks(s, r.tier, max(0, need - r.blocks))
     r.blocks = max(r.blocks, need)
     r.status = PREFILLING
     r.admission = e.admissions

@@ -125,7 +125,12 @@ def _grow(s: State) -> int:
             pool.held += more
             need += more
     if need > e.empty_blocks:
-        evict(s, need - e.empty_blocks)
+        # Of all that grow the lowest tier decides: the few blocks are not worth a split.
+        weight = np.inf
+        for t in range(len(s.tiers)):
+            if s.tier_grow[t, phase] > 0:
+                weight = min(weight, s.tiers[t].weight)
+        evict(s, need - e.empty_blocks, weight)
     e.empty_blocks -= need
     return crossed
 

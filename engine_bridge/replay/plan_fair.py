@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.kv_cache import find_cached, free_blocks
+from trimtab.engine_bridge.replay.kv_cache import find_cached, free_blocks, kept_blocks
 from trimtab.engine_bridge.replay.layout import DECODING, F8, NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.victims import (
@@ -83,7 +83,7 @@ def _chunk(s: State, totals: F8, row: int, computed: int, first_pass: bool) -> i
     if first_pass:
         most = min(most, int(tier.prefill_share * totals[_BUDGET]) - tier.granted)
     if tier.low == 1 and totals[_LOW] >= 0.0:
-        most = min(most, int(e.low_share * totals[_BUDGET]) - int(totals[_LOW]))
+        most = min(most, max(1, int(e.low_share * totals[_BUDGET])) - int(totals[_LOW]))
     if most <= 0:
         return 0
     if totals[_LIMIT] == np.inf:
@@ -201,7 +201,7 @@ def _find_blocks(s: State, row: int, need: int) -> bool:
     verdict = admission_verdict(
         need,
         free_blocks(s),
-        e.claimed_blocks,
+        e.claimed_blocks + kept_blocks(s, tier.pool, tier.weight),
         headroom + room,
         pool.held + room,
         pool.guaranteed,

@@ -42,7 +42,7 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         if r.status != PREFILLING:
             continue
         if need > 0:
-            take_blocks(s, s.tiers[r.tier].pool, need)
+            take_blocks(s, r.tier, need)
             r.blocks += need
         r.grant = chunk
         granted += chunk

@@ -21,6 +21,10 @@ from trimtab.engine_bridge.rules.pools import (
 )
 
 
+_LAST = 64
+"""More than any loss class: who has given way often yields after all others of its tier."""
+
+
 @compiled
 def computed_now(s: State, row: int) -> int:
     """Tokens whose KV a running request holds at this step."""
@@ -59,6 +63,8 @@ def choose_victim(s: State, pool: int, weight: float, newcomer: bool, own_only: 
         if not may_yield(tier.weight, weight, same, excess):
             continue
         loss = loss_class(computed_now(s, row), e.block_size) + r.preemptions
+        if r.preemptions >= MOST_DISPLACED:
+            loss += _LAST
         if best == NONE or yields_before(
             excess,
             tier.weight,

@@ -39,7 +39,8 @@ def admission_verdict(
     Args:
         need_blocks: blocks that would become held.
         free_blocks: blocks that no running request holds.
-        claimed_blocks: of them, those that requests inside their pool's guarantee wait for.
+        claimed_blocks: of them, those that are no pool's to borrow: requests inside their pool's
+            guarantee wait for them, or they hold what higher tiers come back for.
         headroom_blocks: kept free for the growth of running requests.
         held_blocks: what the request's pool holds now.
         guaranteed_blocks: what the pool is guaranteed.

@@ -19,13 +19,18 @@ _TICK_S = 1e-6
 
 
 @compiled
-def reuse_rate(idled: float, woken: float, prior: float) -> float:
-    """Share of a class's idle blocks that were hit again, starting from 1 before any is known.
+def reuse_rate(woken: float, lost: float, prior: float) -> float:
+    """Share of a class's cached blocks that come back, from 1 before any is known.
 
     Multiplied to the class's factor it drops what the traffic never comes back for, whatever its
-    tier; `prior` blocks of good faith keep a new class from being judged by its first few.
+    tier.
+
+    Args:
+        woken: Blocks that were asked for again, evicted meanwhile or not.
+        lost: Blocks that were evicted and not asked for since.
+        prior: Blocks of good faith, so that a new class is not judged by its first few.
     """
-    return (woken + prior) / (idled + prior)
+    return (woken + prior) / (woken + lost + prior)
 
 
 @compiled
