@@ -20,7 +20,6 @@ from trimtab.engine_bridge.rules.pools import (
     yields_before,
 )
 
-
 _LAST = 64
 """More than any loss class: who has given way often yields after all others of its tier."""
 
