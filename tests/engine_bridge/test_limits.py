@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from trimtab.engine_bridge.errors import AllocationError
 from trimtab.engine_bridge.limits import LimitReason, project
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 
-PLAN = load_plan()
+PLAN = load_plan(Path(__file__).parent / "plan" / "sample.yaml")
 STATIC = Allocation.static(PLAN)
 BOUNDS = PLAN.controller.bounds
 KNOBS = tuple(f.name for f in fields(Allocation) if f.name != "version")

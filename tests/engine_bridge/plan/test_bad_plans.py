@@ -10,11 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trimtab.engine_bridge.plan as plan_package
 from trimtab.engine_bridge.errors import PlanError
 from trimtab.engine_bridge.plan import load_plan, plan_from_yaml
 
-DEFAULT = (Path(plan_package.__file__).parent / "default.yaml").read_text()
+DEFAULT = (Path(__file__).parent / "sample.yaml").read_text()
 
 # What is replaced in the default plan, by what, and what the one line must say.
 WRONG: list[tuple[str, str, tuple[str, ...]]] = [
