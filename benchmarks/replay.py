@@ -140,7 +140,7 @@ def main() -> None:
         print(json.dumps(large(file)))
         return
     full = workload(file, REQUESTS, RATE, prefixes=True)
-    run(full.head(100), collapse=True)
+    run(full, collapse=True)
     cases = {
         "collapsed": measure(full, args.repeats, collapse=True),
         "every_step": measure(full, args.repeats, collapse=False),
