@@ -50,7 +50,6 @@ ENGINE = np.dtype(
         ("backoff_max_s", "f8"),
         ("skew_fraction", "f8"),
         ("quantile", "f8"),
-        ("stall_s", "f8"),  # when a blocked queue is worth another look
         ("gap_ms", "f8"),  # largest normalised service gap between two tiers
         ("step", "i8"),
         ("read_tokens", "i8"),  # KV tokens that one decode step reads
@@ -202,7 +201,6 @@ TIER = np.dtype(
         ("last", "i8"),
         ("active_start", "i8"),  # its part of `active`
         ("active_count", "i8"),
-        ("resumed", "i8"),  # number of the list of preempted requests
         ("waiting_tokens", "i8"),
         # Counters of one telemetry interval.
         ("arrivals", "i8"),
