@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
 from trimtab.engine_bridge.plan import Plan, Tier
+from trimtab.engine_bridge.replay.chunks import TOTALS
 from trimtab.engine_bridge.replay.layout import (
     CLASS,
     ENGINE,
@@ -102,6 +103,7 @@ def build_state(
         gap_high=np.full((count, count), np.nan),
         first_log=np.zeros(len(trace), np.int64),
         done_log=np.zeros(len(trace), np.int64),
+        totals=np.zeros(TOTALS),
     )
 
 
@@ -147,6 +149,7 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
     req.prompt[:] = trace.prompt_tokens
     req.output[:] = trace.output_tokens
     req.stop[:] = trace.stop_reason
+    req.joined_step[:] = NONE
     for column in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
         req[column][:] = NONE
     for column in ("arrived_s", "admitted_s", "first_s", "last_s"):
@@ -230,6 +233,7 @@ def _engine(
     e.mode, e.collapse = MODES[rules], collapse
     e.left = len(trace)
     e.blocked_epoch = _NEVER_BLOCKED
+    e.grown_step = NONE
     e.total_blocks = e.empty_blocks = blocks
     e.free_items = blocks + 1
     e.block_size = spec.block_size

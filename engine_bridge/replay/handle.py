@@ -66,6 +66,7 @@ def _handle(s: State) -> StateHandle:
         s.gap_high,
         s.first_log,
         s.done_log,
+        s.totals,
     )
 
 

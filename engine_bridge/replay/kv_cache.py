@@ -261,6 +261,34 @@ def note_misses(s: State, row: int) -> None:
 
 
 @compiled
+def take_growth(s: State) -> None:
+    """Take the new blocks of this step's decodes, once a step; they are known to be free."""
+    e = s.engine[0]
+    if e.grown_step == e.step:
+        return
+    e.grown_step = e.step
+    phase = e.step % e.block_size
+    need = 0
+    for p in range(len(s.pools)):
+        more = s.grow[p, phase]
+        if more > 0:
+            pool = s.pools[p]
+            if pool.held <= pool.guaranteed and pool.held + more > pool.guaranteed:
+                # A pool that passes its guarantee lends nothing more: look at the queues again.
+                e.epoch += 1
+            pool.held += more
+            need += more
+    if need > e.empty_blocks:
+        # Of all that grow the lowest tier decides: the few blocks are not worth a split.
+        weight = np.inf
+        for t in range(len(s.tiers)):
+            if s.tier_grow[t, phase] > 0:
+                weight = min(weight, s.tiers[t].weight)
+        evict(s, need - e.empty_blocks, weight)
+    e.empty_blocks -= need
+
+
+@compiled
 def take_blocks(s: State, tier: int, blocks: int) -> None:
     """Hold that many blocks for a tier's pool; the caller has checked that they are free."""
     e, t = s.engine[0], s.tiers[tier]
@@ -303,6 +331,17 @@ def find_cached(s: State, row: int) -> tuple[int, int, int, int]:
         own = min(s.items[r.own_item].blocks, most - blocks)
         idle += own
     return groups, blocks, own, idle
+
+
+@compiled
+def look_up(s: State, row: int) -> None:
+    """Put what a request would find cached now into its `found_*` fields."""
+    r = s.req[row]
+    groups, named, own, idle = find_cached(s, row)
+    r.found_groups = groups
+    r.found_blocks = named + own
+    r.found_own = own
+    r.found_idle = idle
 
 
 @compiled

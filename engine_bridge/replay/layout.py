@@ -85,6 +85,21 @@ ENGINE = np.dtype(
         ("firsts", "i8"),
         ("dones", "i8"),
         ("claimed_blocks", "i4"),
+        # Where the plan of a step stands, see `plan_fair`.
+        ("stage", "i4"),
+        ("first_pass", "i4"),
+        ("fresh", "i4"),
+        ("mark", "i8"),
+        ("seen_epoch", "i8"),
+        ("grown_step", "i8"),  # step for which the decodes' new blocks are taken
+        ("plan_tier", "i8"),
+        ("op_row", "i8"),
+        ("op_tokens", "i8"),
+        ("need_blocks", "i8"),
+        ("goal_blocks", "i8"),
+        ("room_way", "i4"),
+        ("victims", "i4"),
+        ("external", "i4"),  # blocks are another engine's: see `kv_cache`
         ("headroom_blocks", "i4"),
         ("rule_budget", "i4"),
         ("rule_shares", "i4"),
@@ -127,6 +142,13 @@ REQUEST = np.dtype(
         ("own_item", "i8"),  # cached item of its own unnamed blocks after a preemption
         ("slot", "i8"),  # place in the batch
         ("grant", "i4"),  # this step's chunk
+        ("joined_step", "i8"),
+        # What the last look-up found: leading prefix places, blocks in all and of its own run
+        # among them, and how many of these are idle.
+        ("found_groups", "i8"),
+        ("found_blocks", "i8"),
+        ("found_own", "i8"),
+        ("found_idle", "i8"),
         ("version", "i8"),  # grows whenever a pending step event goes stale
         ("preemptions", "i4"),
         ("recomputed", "i4"),
@@ -334,6 +356,8 @@ class State(NamedTuple):
     gap_high: F8
     first_log: I8
     done_log: I8
+    totals: F8
+    """(chunks.TOTALS,): running totals of the step that is being planned."""
 
 
 def records(count: int, dtype: np.dtype[Any]) -> Records:

@@ -11,8 +11,8 @@ import numpy as np
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.heaps import push
 from trimtab.engine_bridge.replay.kv_cache import (
-    find_cached,
     hold_cached,
+    look_up,
     name_blocks,
     note_misses,
     release,
@@ -121,8 +121,8 @@ def arrive(s: State, row: int, at_s: float) -> None:
     if r.cancel_after_s < np.inf:
         push_time_event(s, at_s + r.cancel_after_s, row, EVENT_CANCEL)
     if e.mode == FAIR:
-        found = find_cached(s, row)
-        estimate(s, row, found[1] * e.block_size)
+        look_up(s, row)
+        estimate(s, row, (r.found_blocks - r.found_own) * e.block_size)
         fair_queue.enqueue(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     elif e.mode == FCFS:
         fair_queue.push_back(s.req, s.lists, row, 0)
@@ -161,11 +161,11 @@ def demote(s: State, row: int) -> None:
 
 
 @compiled
-def admit(s: State, row: int, groups: int, own: int, tokens: int) -> None:
-    """A waiting request joins the batch with its cached blocks; `tokens` are held in all."""
+def admit(s: State, row: int, tokens: int) -> None:
+    """A waiting request joins the batch with what `look_up` found; `tokens` are held in all."""
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
-    hold_cached(s, row, groups, own)
+    hold_cached(s, row, r.found_groups, r.found_own)
     r.computed = min(r.blocks * e.block_size, r.target - 1)
     if r.preemptions == 0:
         note_misses(s, row)
@@ -184,6 +184,7 @@ def admit(s: State, row: int, groups: int, own: int, tokens: int) -> None:
     take_blocks(s, r.tier, max(0, need - r.blocks))
     r.blocks = max(r.blocks, need)
     r.status = PREFILLING
+    r.joined_step = e.step
     r.admission = e.admissions
     e.admissions += 1
     r.slot = e.running
@@ -311,6 +312,9 @@ def stop_decoding(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     phase = (r.sync_step - r.computed) % e.block_size
     sync(s, row)
+    if e.grown_step == e.step and e.step % e.block_size == phase:
+        # It has its block for the step that is being planned.
+        r.blocks += 1
     tier = s.tiers[r.tier]
     s.grow[tier.pool, phase] -= 1
     s.tier_grow[r.tier, phase] -= 1

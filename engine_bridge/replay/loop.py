@@ -10,7 +10,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.heaps import drop_first
-from trimtab.engine_bridge.replay.kv_cache import evict, name_blocks
+from trimtab.engine_bridge.replay.kv_cache import name_blocks, take_growth
 from trimtab.engine_bridge.replay.layout import (
     CANCELLED,
     DECODING,
@@ -111,31 +111,6 @@ def _deliver(s: State) -> None:
 
 
 @compiled
-def _grow(s: State) -> int:
-    """Take this step's new decode blocks; whether a pool passed its guarantee by it."""
-    e = s.engine[0]
-    phase = e.step % e.block_size
-    need, crossed = 0, 0
-    for p in range(len(s.pools)):
-        more = s.grow[p, phase]
-        if more > 0:
-            pool = s.pools[p]
-            if pool.held <= pool.guaranteed and pool.held + more > pool.guaranteed:
-                crossed = 1
-            pool.held += more
-            need += more
-    if need > e.empty_blocks:
-        # Of all that grow the lowest tier decides: the few blocks are not worth a split.
-        weight = np.inf
-        for t in range(len(s.tiers)):
-            if s.tier_grow[t, phase] > 0:
-                weight = min(weight, s.tiers[t].weight)
-        evict(s, need - e.empty_blocks, weight)
-    e.empty_blocks -= need
-    return crossed
-
-
-@compiled
 def _run_decodes(s: State, until_s: float) -> None:
     """Run steps that only decode, until something may change what a step carries."""
     e = s.engine[0]
@@ -149,7 +124,7 @@ def _run_decodes(s: State, until_s: float) -> None:
     until_s = min(until_s, next_event_s(s))
     epoch = e.epoch
     while True:
-        e.epoch += _grow(s)
+        take_growth(s)
         read = decode_attention_ms(coef, float(count), float(e.read_tokens)) * e.speed
         per_token = read / e.read_tokens
         e.now_s += (linear + read) * 1e-3
@@ -171,6 +146,11 @@ def _run_decodes(s: State, until_s: float) -> None:
             or growth_blocks(s) > e.empty_blocks + e.cached_blocks
         ):
             return
+        if e.mode == FAIR:
+            # As the plan of the step that may come now would, before it looks at the queues.
+            take_growth(s)
+            if e.epoch != epoch:
+                return
 
 
 @compiled
@@ -178,7 +158,7 @@ def _run_mixed(s: State, tokens: int) -> None:
     """Run one step with prefill chunks beside the decodes, and book its time to its requests."""
     e = s.engine[0]
     coef = s.coef
-    e.epoch += _grow(s)
+    take_growth(s)
     chunks, pairs = 0, 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
@@ -272,8 +252,7 @@ def advance(s: State, until_s: float) -> bool:
                 return False
             e.now_s = min(at, until_s)
             continue
-        preempted = make_room_to_grow(s)
-        tokens = plan_fair(s) if e.mode == FAIR else plan_stock(s, preempted)
+        tokens = plan_fair(s) if e.mode == FAIR else plan_stock(s, make_room_to_grow(s))
         if tokens > 0:
             _run_mixed(s, tokens)
         elif e.decoding > 0:

@@ -1,39 +1,45 @@
-"""What one step carries under the fair rules: which prefills go on, who joins, how many tokens.
+"""What one step carries under the fair rules, one decision at a time.
 
-Decodes always run. Prefills and waiting requests take their chunk in the order of virtual finishes
-(rules 1, 14), first within their tier's share of the budget, then from what the others leave (rule
-4), as far as the running token deadlines allow (rule 13) and blocks and batch slots are there
-(rules 5, 6, 8).
+`next_op` says what is to be done next: who gives way, whose cached blocks to look up, who joins,
+and that the step is complete. It never touches blocks itself. Whoever drives it does what it says:
+the replay on its counted blocks (`plan_fair`), the vLLM plug-in on vLLM's own
+(`trimtab.engine_bridge.vllm.ledger`). So both engines decide with the same code.
+
+Decodes always run. First they get their new blocks. Then prefills and waiting requests take their
+chunk in the order of virtual finishes (rules 1, 14), at first within their tier's share of the
+budget, then from what the others leave (rule 4), as far as the running token deadlines allow (rule
+13) and blocks and batch slots are there (rules 5, 6, 8).
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.kv_cache import find_cached, free_blocks, kept_blocks
-from trimtab.engine_bridge.replay.layout import DECODING, F8, NONE, State
+from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
+from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, name_blocks, take_growth
+from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
-from trimtab.engine_bridge.replay.victims import (
-    call_back,
-    cap_victim,
-    displace,
+from trimtab.engine_bridge.replay.room import (
+    HAS_ROOM,
+    MAKES_ROOM,
+    room_for,
+    room_victim,
+    spare_places,
+    still_fits,
 )
-from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, step_limit_ms
+from trimtab.engine_bridge.replay.victims import cap_victim, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
     lift_tier,
     next_by_feasibility,
     next_by_finish,
     tier_start_ms,
 )
-from trimtab.engine_bridge.rules.pools import (
-    ADMIT,
-    CALL_BACK,
-    MOST_DISPLACED,
-    PLACES_A_SPARE,
-    SPARED_AT_CAP,
-    admission_verdict,
-)
+
+# What is to be done next: nothing more in this step; give the decodes their new blocks; preempt
+# `engine.op_row`; look up its cached blocks (into `found_*`); let it join the batch.
+DONE, GROW, PREEMPT, LOOK_UP, ADMIT = 0, 1, 2, 3, 4
+
+# Where the plan of the step stands.
+_ROOM, _GROWN, _PICK, _JUDGE, _MAKE_ROOM, _PLACE, _CHECK, _JOIN, _JOINED, _END = range(10)
 
 SCAN = 64
 """Requests of one tenant that rule 14 looks at."""
@@ -42,100 +48,9 @@ SCAN = 64
 # again in the next, but its share kept it out of the first), or a limit of its own.
 _NO_PLACE, _NO_TOKENS, _REOPENED, _HELD = 1, 2, -1, 3
 
-# Slots of the step's running totals.
-_TOKENS, _CHUNKS, _PAIRS, _LOW, _BUDGET, _LIMIT, _OPEN = 0, 1, 2, 3, 4, 5, 6
-
 
 @compiled
-def _limit_ms(s: State) -> float:
-    """Rule 13: the tightest of the protected running requests' limits, in believed model time."""
-    e = s.engine[0]
-    limit = np.inf
-    if e.rule_slack == 0:
-        return limit
-    for slot in range(e.running):
-        r = s.req[s.running[slot]]
-        tier = s.tiers[r.tier]
-        if r.status == DECODING and tier.protected == 1 and tier.tpot_s < np.inf:
-            slack_s = r.due_base_s + e.step * tier.tpot_s - e.now_s
-            limit = min(
-                limit, step_limit_ms(tier.tpot_s, slack_s, e.tpot_fraction, e.slack_fraction)
-            )
-    return limit / e.scale
-
-
-@compiled
-def _contended(s: State) -> bool:
-    """Whether a protected tier is there to be hurt by low tiers' prefill."""
-    for t in range(len(s.tiers)):
-        tier = s.tiers[t]
-        if tier.protected == 1 and tier.running + tier.waiting > 0:
-            return True
-    return False
-
-
-@compiled
-def _chunk(s: State, totals: F8, row: int, computed: int, first_pass: bool) -> int:
-    """Tokens that this request may add to the step now; 0 closes the step when time is up."""
-    e, r = s.engine[0], s.req[row]
-    tier = s.tiers[r.tier]
-    most = min(r.target - computed - r.grant, int(totals[_BUDGET] - totals[_TOKENS]))
-    if first_pass:
-        most = min(most, int(tier.prefill_share * totals[_BUDGET]) - tier.granted)
-    if tier.low == 1 and totals[_LOW] >= 0.0:
-        most = min(most, max(1, int(e.low_share * totals[_BUDGET])) - int(totals[_LOW]))
-    if most <= 0:
-        return 0
-    if totals[_LIMIT] == np.inf:
-        return most
-    cached = float(computed + r.grant)
-    chunks, tokens, pairs = totals[_CHUNKS], totals[_TOKENS], totals[_PAIRS]
-    if r.grant > 0:
-        chunks -= 1.0
-    whole_ms = predicted_step_ms(
-        s.coef,
-        float(e.decoding),
-        float(e.read_tokens),
-        chunks + 1.0,
-        tokens + most,
-        pairs + most * (cached + 0.5 * most),
-    )
-    if whole_ms <= totals[_LIMIT]:
-        return most
-    within = chunk_within(
-        s.coef,
-        totals[_LIMIT],
-        float(e.decoding),
-        float(e.read_tokens),
-        chunks,
-        tokens,
-        pairs,
-        cached,
-        most,
-    )
-    # A little prefill always goes on: late decodes must not stop the line for good.
-    least = min(most, max(0, e.min_chunk - int(tokens)))
-    totals[_OPEN] = 0.0
-    return max(within, least)
-
-
-@compiled
-def _grant(s: State, totals: F8, row: int, tokens: int) -> None:
-    r = s.req[row]
-    tier = s.tiers[r.tier]
-    before = float(r.computed + r.grant)
-    if r.grant == 0:
-        totals[_CHUNKS] += 1.0
-    totals[_TOKENS] += tokens
-    totals[_PAIRS] += tokens * (before + 0.5 * tokens)
-    if tier.low == 1 and totals[_LOW] >= 0.0:
-        totals[_LOW] += tokens
-    tier.granted += tokens
-    r.grant += tokens
-
-
-@compiled
-def _pick_candidate(s: State, number: int) -> None:
+def pick_candidate(s: State, number: int) -> None:
     """The tier's next request: a preempted one whose time has come, else by rule 1 or 14."""
     e, tier = s.engine[0], s.tiers[number]
     row = s.lists[resumed_list(s, number)].head
@@ -160,102 +75,6 @@ def _block(s: State, number: int) -> None:
         other = s.tiers[t]
         if other.pool == tier.pool and other.weight <= tier.weight:
             other.blocked = _HELD
-
-
-@compiled
-def _may_give_way_again(s: State, row: int) -> bool:
-    """Whether a request that gave way before could be displaced by whoever arrives next.
-
-    Not when it is its tier's turn, nor if nobody else runs.
-    """
-    e, r = s.engine[0], s.req[row]
-    return r.preemptions > 0 and e.running > 0 and tier_start_ms(s.tiers[r.tier]) > e.tier_v
-
-
-@compiled
-def _spare_places(s: State, row: int) -> int:
-    """Places of the batch that stay free when a request comes back that was displaced often.
-
-    So it need not leave for the next arrival of a higher tier.
-    """
-    often = s.req[row].preemptions - SPARED_AT_CAP + 1
-    if often <= 0 or not _may_give_way_again(s, row):
-        return 0
-    return min(often, MOST_DISPLACED, s.engine[0].max_seqs // PLACES_A_SPARE)
-
-
-@compiled
-def _find_blocks(s: State, row: int, need: int) -> bool:
-    """Rules 5 and 6 for one waiting request: are `need` blocks free, or can they be called back?"""
-    e, r = s.engine[0], s.req[row]
-    tier = s.tiers[r.tier]
-    # Each decode needs at most one block in this step; more is a cushion against preemptions.
-    headroom = e.headroom_blocks * e.decoding
-    if e.rule_pools == 0:
-        return need + headroom <= free_blocks(s)
-    pool = s.pools[tier.pool]
-    room = 0
-    if _may_give_way_again(s, row) and (pool.held > 0 or need > pool.guaranteed):
-        # Who gave way before comes back only where more room is left than it takes itself.
-        room = min(r.preemptions, MOST_DISPLACED) * need
-    verdict = admission_verdict(
-        need,
-        free_blocks(s),
-        e.claimed_blocks + kept_blocks(s, tier.pool, tier.weight),
-        headroom + room,
-        pool.held + room,
-        pool.guaranteed,
-    )
-    if verdict == ADMIT:
-        return True
-    if verdict == CALL_BACK:
-        if call_back(s, tier.pool, tier.weight, need + e.decoding):
-            return True
-        e.claimed_blocks += need
-        return False
-    return r.preemptions == 0 and displace(s, tier.pool, tier.weight, need + e.decoding)
-
-
-@compiled
-def _try_admit(s: State, totals: F8, number: int, first_pass: bool) -> bool:
-    """Admit the tier's candidate with a first chunk; on failure say why in `blocked`."""
-    e, tier = s.engine[0], s.tiers[number]
-    row = tier.candidate
-    r = s.req[row]
-    if tier.running >= tier.max_running:
-        tier.blocked = _HELD
-        return False
-    if e.running + _spare_places(s, row) >= e.max_seqs > e.running:
-        tier.blocked = _HELD
-        return False
-    at_cap = e.running >= e.max_seqs
-    # Above a lowered cap nobody is swapped either: the batch must drain first.
-    swap = at_cap and e.rule_cap == 1 and e.running == e.max_seqs
-    start_ms = tier_start_ms(tier)
-    if at_cap and (not swap or cap_victim(s, tier.weight, start_ms) == NONE):
-        tier.blocked = _NO_PLACE
-        return False
-    groups, named, own, idle = find_cached(s, row)
-    computed = min((named + own) * e.block_size, r.target - 1)
-    tokens = _chunk(s, totals, row, computed, first_pass)
-    if tokens <= 0:
-        tier.blocked = _NO_TOKENS
-        return False
-    need = -(-r.target // e.block_size) - named - own + idle
-    if not _find_blocks(s, row, need):
-        _block(s, number)
-        return False
-    if e.running >= e.max_seqs:
-        preempt(s, cap_victim(s, tier.weight, start_ms))
-    # A victim may have held some of the blocks found: look again.
-    groups, named, own, idle = find_cached(s, row)
-    if -(-r.target // e.block_size) - named - own + idle > free_blocks(s):
-        _block(s, number)
-        return False
-    admit(s, row, groups, own, r.target)
-    tier.blocked = 0
-    _grant(s, totals, row, min(tokens, r.target - r.computed))
-    return True
 
 
 @compiled
@@ -288,86 +107,289 @@ def _next_tier(s: State) -> int:
 
 
 @compiled
-def _pass(s: State, totals: F8, first_pass: bool, mark: int, admissions: bool) -> None:
-    """Hand out tokens once through prefills and waiting requests, in virtual-finish order."""
-    while totals[_OPEN] == 1.0 and totals[_TOKENS] < totals[_BUDGET]:
-        row = _next_prefill(s, mark)
-        number = _next_tier(s) if admissions else NONE
-        if row == NONE and number == NONE:
-            return
-        if number != NONE and (
-            row == NONE or s.tiers[number].candidate_finish_ms < s.req[row].finish_tag_ms
-        ):
-            candidate = s.tiers[number].candidate
-            if _try_admit(s, totals, number, first_pass):
-                s.req[candidate].mark = mark
-                _pick_candidate(s, number)
-            continue
-        s.req[row].mark = mark
-        tokens = _chunk(s, totals, row, s.req[row].computed, first_pass)
-        if tokens > 0:
-            _grant(s, totals, row, tokens)
+def begin_plan(s: State) -> None:
+    """A new step is to be planned."""
+    e = s.engine[0]
+    e.stage = _ROOM if e.grown_step != e.step else _GROWN
 
 
 @compiled
-def plan_fair(s: State) -> int:
-    """Set every `grant` of the step; returns the prefill tokens granted."""
+def next_op(s: State) -> int:
+    """Decide until something is to be done; `engine.op_row` says to whom."""
     e = s.engine[0]
-    fresh = e.waiting > 0 and e.blocked_epoch != e.epoch
-    if e.prefilling == 0 and not fresh:
-        return 0
-    totals = np.zeros(7)
-    totals[_BUDGET] = e.max_tokens - e.decoding
-    if e.rule_budget == 1:
-        totals[_BUDGET] = min(float(e.budget), totals[_BUDGET])
-    totals[_LIMIT] = _limit_ms(s)
-    totals[_OPEN] = 1.0
-    totals[_LOW] = 0.0 if e.rule_slack == 1 and _contended(s) else -1.0
+    while e.stage != _END:
+        op = _make_place(s) if e.stage >= _MAKE_ROOM else _choose(s)
+        if op != NONE:
+            return op
+    return DONE
+
+
+@compiled
+def _choose(s: State) -> int:
+    """One move towards the request that is next."""
+    e = s.engine[0]
+    if e.stage == _ROOM:
+        return _find_room(s)
+    if e.stage == _PICK:
+        return _pick(s)
+    if e.stage == _GROWN:
+        _open(s)
+    else:
+        _judge(s)
+    return NONE
+
+
+@compiled
+def _make_place(s: State) -> int:
+    """One move of a request that is to join: blocks, a place, its first tokens."""
+    e = s.engine[0]
+    if e.stage == _MAKE_ROOM:
+        return _make_room(s)
+    if e.stage == _PLACE:
+        return _find_place(s)
+    if e.stage == _CHECK:
+        return _look_again(s)
+    if e.stage == _JOIN:
+        return _join(s)
+    _grant_first(s)
+    return NONE
+
+
+@compiled
+def _find_room(s: State) -> int:
+    """Rule 6 for the decodes' growth: preempt until it fits, then let them grow."""
+    e = s.engine[0]
+    row = growth_victim(s)
+    if row != NONE:
+        e.op_row = row
+        return PREEMPT
+    e.stage = _GROWN
+    return GROW
+
+
+@compiled
+def _open(s: State) -> None:
+    """Begin to hand out tokens, if there is anybody to hand them to."""
+    e = s.engine[0]
+    e.fresh = 1 if e.waiting > 0 and e.blocked_epoch != e.epoch else 0
+    if e.prefilling == 0 and e.fresh == 0:
+        e.stage = _END
+        return
+    open_step(s)
     e.claimed_blocks = 0
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
         tier.blocked = 0
         tier.granted = 0
         tier.candidate = NONE
-        if fresh and tier.waiting > 0:
-            _pick_candidate(s, t)
-    mark = 2 * (e.step % 1_000_000) + 1
-    seen = e.epoch
-    if e.rule_shares == 1 and e.rule_budget == 1:
-        _pass(s, totals, True, mark, fresh)
-        for t in range(len(s.tiers)):
-            if s.tiers[t].blocked == _NO_TOKENS:
-                s.tiers[t].blocked = _REOPENED
-    _pass(s, totals, False, mark + 1, fresh)
-    if fresh:
-        _lift_held(s, totals)
-    _note_blocked(s, totals, seen)
-    # Not the running total: a prefill may have been preempted after its grant.
-    tokens = 0
-    for at in range(e.prefilling):
-        tokens += s.req[s.prefilling[at]].grant
-    return tokens
+        if e.fresh == 1 and tier.waiting > 0:
+            pick_candidate(s, t)
+    e.mark = 2 * (e.step % 1_000_000) + 1
+    e.seen_epoch = e.epoch
+    e.first_pass = 1 if e.rule_shares == 1 and e.rule_budget == 1 else 0
+    if e.first_pass == 0:
+        e.mark += 1
+    e.stage = _PICK
 
 
 @compiled
-def _lift_held(s: State, totals: F8) -> None:
+def _pick(s: State) -> int:
+    """Who is next: a running prefill takes its chunk here, a waiting request is looked at."""
+    e, totals = s.engine[0], s.totals
+    row, number = NONE, NONE
+    if totals[OPEN] == 1.0 and totals[TOKENS] < totals[BUDGET]:
+        row = _next_prefill(s, e.mark)
+        number = _next_tier(s) if e.fresh == 1 else NONE
+    if row == NONE and number == NONE:
+        _next_pass(s)
+        return NONE
+    if number != NONE and (
+        row == NONE or s.tiers[number].candidate_finish_ms < s.req[row].finish_tag_ms
+    ):
+        return _consider(s, number)
+    s.req[row].mark = e.mark
+    tokens = chunk(s, row, s.req[row].computed, e.first_pass == 1)
+    if tokens > 0:
+        grant(s, row, tokens)
+    return NONE
+
+
+@compiled
+def _next_pass(s: State) -> None:
+    """The first pass is over, or the plan is."""
+    e = s.engine[0]
+    if e.first_pass == 0:
+        _close(s)
+        e.stage = _END
+        return
+    e.first_pass = 0
+    e.mark += 1
+    for t in range(len(s.tiers)):
+        if s.tiers[t].blocked == _NO_TOKENS:
+            s.tiers[t].blocked = _REOPENED
+
+
+@compiled
+def _consider(s: State, number: int) -> int:
+    """Is there a place in the batch for the tier's candidate? Then look up what it finds cached."""
+    e, tier = s.engine[0], s.tiers[number]
+    row = tier.candidate
+    if tier.running >= tier.max_running:
+        tier.blocked = _HELD
+        return NONE
+    if e.running + spare_places(s, row) >= e.max_seqs > e.running:
+        tier.blocked = _HELD
+        return NONE
+    at_cap = e.running >= e.max_seqs
+    # Above a lowered cap nobody is swapped either: the batch must drain first.
+    swap = at_cap and e.rule_cap == 1 and e.running == e.max_seqs
+    if at_cap and (not swap or cap_victim(s, tier.weight, tier_start_ms(tier)) == NONE):
+        tier.blocked = _NO_PLACE
+        return NONE
+    e.plan_tier = number
+    e.op_row = row
+    e.victims = 0
+    e.stage = _JUDGE
+    return LOOK_UP
+
+
+@compiled
+def defer_candidate(s: State, until_s: float) -> None:
+    """The request that was to be looked up cannot join before `until_s`: go on with the next."""
+    e = s.engine[0]
+    s.req[e.op_row].eligible_s = until_s
+    tier = s.tiers[e.plan_tier]
+    pick_candidate(s, e.plan_tier)
+    if tier.candidate == e.op_row:
+        tier.blocked = _HELD
+    e.stage = _PICK
+
+
+@compiled
+def _judge(s: State) -> None:
+    """Rules 4, 13 and 5 for the request that was looked up."""
+    e = s.engine[0]
+    row = s.tiers[e.plan_tier].candidate
+    r = s.req[row]
+    computed = min(r.found_blocks * e.block_size, r.target - 1)
+    e.op_tokens = chunk(s, row, computed, e.first_pass == 1)
+    if e.op_tokens <= 0:
+        s.tiers[e.plan_tier].blocked = _NO_TOKENS
+        e.stage = _PICK
+        return
+    e.need_blocks = -(-r.target // e.block_size) - r.found_blocks + r.found_idle
+    verdict = room_for(s, row, e.need_blocks)
+    if verdict == HAS_ROOM:
+        e.stage = _PLACE
+    elif verdict == MAKES_ROOM:
+        e.stage = _MAKE_ROOM
+    else:
+        _block(s, e.plan_tier)
+        e.stage = _PICK
+
+
+@compiled
+def _make_room(s: State) -> int:
+    """Call lent blocks back, or displace lower tiers of the pool, until the need fits."""
+    e = s.engine[0]
+    if still_fits(s, e.plan_tier):
+        e.stage = _PLACE
+        return NONE
+    row = room_victim(s, e.plan_tier)
+    if row == NONE:
+        _block(s, e.plan_tier)
+        e.stage = _PICK
+        return NONE
+    e.op_row = row
+    e.victims += 1
+    return PREEMPT
+
+
+@compiled
+def _find_place(s: State) -> int:
+    """At the batch cap somebody of a lower tier makes place."""
+    e = s.engine[0]
+    e.stage = _CHECK
+    if e.running < e.max_seqs:
+        return NONE
+    tier = s.tiers[e.plan_tier]
+    row = cap_victim(s, tier.weight, tier_start_ms(tier))
+    if row == NONE:
+        tier.blocked = _NO_PLACE
+        e.stage = _PICK
+        return NONE
+    e.op_row = row
+    e.victims += 1
+    return PREEMPT
+
+
+@compiled
+def _look_again(s: State) -> int:
+    """A victim may have held some of the blocks found."""
+    e = s.engine[0]
+    e.stage = _JOIN
+    e.op_row = s.tiers[e.plan_tier].candidate
+    return LOOK_UP if e.victims > 0 else NONE
+
+
+@compiled
+def _join(s: State) -> int:
+    e = s.engine[0]
+    r = s.req[e.op_row]
+    if -(-r.target // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+        _block(s, e.plan_tier)
+        e.stage = _PICK
+        return NONE
+    e.stage = _JOINED
+    return ADMIT
+
+
+@compiled
+def _grant_first(s: State) -> None:
+    """The first chunk of who has just joined; then its tier's next request."""
+    e = s.engine[0]
+    tier, row = s.tiers[e.plan_tier], int(e.op_row)
+    r = s.req[row]
+    tier.blocked = 0
+    grant(s, row, min(e.op_tokens, r.target - r.computed))
+    name_blocks(s, row, r.computed + r.grant)
+    r.mark = e.mark
+    pick_candidate(s, e.plan_tier)
+    e.stage = _PICK
+
+
+@compiled
+def _close(s: State) -> None:
+    """Everything is handed out: keep the books of who was left out, and of what is computed."""
+    e = s.engine[0]
+    if e.fresh == 1:
+        _lift_held(s)
+    _note_blocked(s)
+    for at in range(e.prefilling):
+        r = s.req[s.prefilling[at]]
+        if r.grant > 0:
+            name_blocks(s, s.prefilling[at], r.computed + r.grant)
+
+
+@compiled
+def _lift_held(s: State) -> None:
     """A tier that limits of its own kept out banks no credit from it (rule 3), like an idle one."""
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
         why = tier.blocked
-        short = why == _NO_TOKENS and totals[_OPEN] == 1.0
+        short = why == _NO_TOKENS and s.totals[OPEN] == 1.0
         if tier.active_count > 0 and (why in (_HELD, _REOPENED) or short):
             behind_ms = tier.largest_estimate_ms / tier.weight
             lift_tier(s.engine, s.tiers, t, behind_ms)
 
 
 @compiled
-def _note_blocked(s: State, totals: F8, seen: int) -> None:
+def _note_blocked(s: State) -> None:
     """Remember a queue that only an event can move, so that nobody looks at it until then."""
-    e = s.engine[0]
-    if e.waiting == 0 or e.epoch != seen or totals[_OPEN] == 0.0:
+    e, totals = s.engine[0], s.totals
+    if e.waiting == 0 or e.epoch != e.seen_epoch or totals[OPEN] == 0.0:
         return
-    if totals[_TOKENS] >= totals[_BUDGET]:
+    if totals[TOKENS] >= totals[BUDGET]:
         return
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
@@ -375,3 +397,31 @@ def _note_blocked(s: State, totals: F8, seen: int) -> None:
             # Short of tokens this step: the budget and low shares are new in the next.
             return
     e.blocked_epoch = e.epoch
+
+
+@compiled
+def granted_tokens(s: State) -> int:
+    """Prefill tokens of the step; not the running total, as a prefill may have given way since."""
+    tokens = 0
+    for at in range(s.engine[0].prefilling):
+        tokens += s.req[s.prefilling[at]].grant
+    return tokens
+
+
+@compiled
+def plan_fair(s: State) -> int:
+    """Plan a step of the replay: set every `grant`; returns the prefill tokens granted."""
+    e = s.engine[0]
+    begin_plan(s)
+    op = next_op(s)
+    while op != DONE:
+        if op == PREEMPT:
+            preempt(s, e.op_row)
+        elif op == LOOK_UP:
+            look_up(s, e.op_row)
+        elif op == ADMIT:
+            admit(s, e.op_row, s.req[e.op_row].target)
+        else:
+            take_growth(s)
+        op = next_op(s)
+    return granted_tokens(s)

@@ -9,7 +9,7 @@ that preempted. Whole prompts must fit the free blocks to be admitted, as by vLL
 from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.kv_cache import find_cached, free_blocks, take_blocks
+from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_blocks
 from trimtab.engine_bridge.replay.layout import FCFS, NONE, PREFILLING, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.victims import growth_blocks, last_in_batch
@@ -61,13 +61,13 @@ def plan_stock(s: State, preempted: bool) -> int:
     while e.waiting > 0 and granted < budget and e.running < e.max_seqs:
         row = _head(s)
         r = s.req[row]
-        groups, named, own, idle = find_cached(s, row)
-        computed = min((named + own) * e.block_size, r.target - 1)
+        look_up(s, row)
+        computed = min(r.found_blocks * e.block_size, r.target - 1)
         chunk = min(r.target - computed, budget - granted)
-        fresh = -(-r.target // e.block_size) - named - own
-        if fresh + idle + growth_blocks(s) > free_blocks(s):
+        fresh = -(-r.target // e.block_size) - r.found_blocks
+        if fresh + r.found_idle + growth_blocks(s) > free_blocks(s):
             break
-        admit(s, row, groups, own, computed + chunk)
+        admit(s, row, computed + chunk)
         r.grant = chunk
         granted += chunk
     return granted

@@ -57,6 +57,9 @@ def choose_victim(s: State, pool: int, weight: float, newcomer: bool, own_only: 
         excess = excess_blocks(s, tier.pool) if e.rule_pools == 1 else 1
         if own_only and not same:
             continue
+        if r.joined_step == e.step:
+            # Its blocks may be found already for what this step is yet to compute.
+            continue
         if newcomer and (r.preemptions >= MOST_DISPLACED or (same and tier.weight >= weight)):
             continue
         if not may_yield(tier.weight, weight, same, excess):
@@ -96,6 +99,8 @@ def cap_victim(s: State, weight: float, start_ms: float) -> int:
         tier = s.tiers[r.tier]
         if tier.weight >= weight or tier.weight > best_weight or tier_start_ms(tier) <= start_ms:
             continue
+        if r.joined_step == e.step:
+            continue
         often = max(0, r.preemptions - SPARED_AT_CAP + 1)
         loss = computed_now(s, row)
         if tier.weight == best_weight and often > best_often:
@@ -108,62 +113,6 @@ def cap_victim(s: State, weight: float, start_ms: float) -> int:
             best, best_weight, best_often = row, tier.weight, often
             best_loss, best_finish = loss, r.finish_tag_ms
     return best
-
-
-@compiled
-def recoverable_blocks(s: State, pool: int, weight: float) -> int:
-    """Blocks that calling back could free at most for a request of `pool` and that weight."""
-    e = s.engine[0]
-    total = 0
-    for p in range(len(s.pools)):
-        held = 0
-        for slot in range(e.running):
-            r = s.req[s.running[slot]]
-            tier = s.tiers[r.tier]
-            lower = tier.weight < weight if p == pool else tier.weight <= weight
-            if tier.pool == p and lower and r.preemptions < MOST_DISPLACED:
-                held += r.blocks
-        total += held if p == pool else min(held, excess_blocks(s, p))
-    return total
-
-
-@compiled
-def call_back(s: State, pool: int, weight: float, need: int) -> bool:
-    """Preempt until `need` blocks are free, or do nothing if that cannot succeed."""
-    short = need - free_blocks(s)
-    if short <= 0:
-        return True
-    if recoverable_blocks(s, pool, weight) < short:
-        return False
-    while free_blocks(s) < need:
-        row = choose_victim(s, pool, weight, True, False)
-        if row == NONE:
-            return False
-        preempt(s, row)
-    return True
-
-
-@compiled
-def displace(s: State, pool: int, weight: float, need: int) -> bool:
-    """Preempt lower tiers of the same pool until `need` more blocks fit its guarantee and are free.
-
-    Does nothing if that cannot succeed.
-    """
-    e, at = s.engine[0], s.pools[pool]
-    lower = 0
-    for slot in range(e.running):
-        r = s.req[s.running[slot]]
-        tier = s.tiers[r.tier]
-        if tier.pool == pool and tier.weight < weight and r.preemptions < MOST_DISPLACED:
-            lower += r.blocks
-    if lower < max(at.held + need - at.guaranteed, need - free_blocks(s)):
-        return False
-    while at.held + need > at.guaranteed or free_blocks(s) < need:
-        row = choose_victim(s, pool, weight, True, True)
-        if row == NONE:
-            return False
-        preempt(s, row)
-    return True
 
 
 @compiled
@@ -219,18 +168,24 @@ def last_in_batch(s: State) -> int:
 
 
 @compiled
+def growth_victim(s: State) -> int:
+    """Who gives way so that this step's decodes find their blocks; NONE if they do."""
+    if growth_blocks(s) <= free_blocks(s):
+        return NONE
+    if s.engine[0].mode != FAIR:
+        return last_in_batch(s)
+    tier = s.tiers[_neediest_tier(s)]
+    row = choose_victim(s, tier.pool, tier.weight, False, False)
+    return row if row != NONE else last_in_batch(s)
+
+
+@compiled
 def make_room_to_grow(s: State) -> bool:
     """Preempt until this step's decodes find their blocks; whether anybody was preempted."""
-    e = s.engine[0]
-    if growth_blocks(s) <= free_blocks(s):
-        return False
-    while growth_blocks(s) > free_blocks(s):
-        if e.mode == FAIR:
-            tier = s.tiers[_neediest_tier(s)]
-            row = choose_victim(s, tier.pool, tier.weight, False, False)
-            if row == NONE:
-                row = last_in_batch(s)
-        else:
-            row = last_in_batch(s)
+    preempted = False
+    row = growth_victim(s)
+    while row != NONE:
         preempt(s, row)
-    return True
+        preempted = True
+        row = growth_victim(s)
+    return preempted

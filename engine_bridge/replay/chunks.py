@@ -1,0 +1,118 @@
+"""How many prefill tokens one request may add to the step: rules 4 and 13 over the running totals.
+
+It knows one step's totals and one request at a time; whose turn it is, `plan_fair` decides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.layout import DECODING, State
+from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, step_limit_ms
+
+# Slots of `State.totals`, the step's running totals.
+TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN = 0, 1, 2, 3, 4, 5, 6
+TOTALS = 7
+
+
+@compiled
+def _limit_ms(s: State) -> float:
+    """Rule 13: the tightest of the protected running requests' limits, in believed model time."""
+    e = s.engine[0]
+    limit = np.inf
+    if e.rule_slack == 0:
+        return limit
+    for slot in range(e.running):
+        r = s.req[s.running[slot]]
+        tier = s.tiers[r.tier]
+        if r.status == DECODING and tier.protected == 1 and tier.tpot_s < np.inf:
+            slack_s = r.due_base_s + e.step * tier.tpot_s - e.now_s
+            limit = min(
+                limit, step_limit_ms(tier.tpot_s, slack_s, e.tpot_fraction, e.slack_fraction)
+            )
+    return limit / e.scale
+
+
+@compiled
+def _contended(s: State) -> bool:
+    """Whether a protected tier is there to be hurt by low tiers' prefill."""
+    for t in range(len(s.tiers)):
+        tier = s.tiers[t]
+        if tier.protected == 1 and tier.running + tier.waiting > 0:
+            return True
+    return False
+
+
+@compiled
+def open_step(s: State) -> None:
+    """Begin the totals of a step without prefill yet."""
+    e, totals = s.engine[0], s.totals
+    totals[TOKENS] = totals[CHUNKS] = totals[PAIRS] = 0.0
+    totals[BUDGET] = e.max_tokens - e.decoding
+    if e.rule_budget == 1:
+        totals[BUDGET] = min(float(e.budget), totals[BUDGET])
+    totals[LIMIT] = _limit_ms(s)
+    totals[OPEN] = 1.0
+    totals[LOW] = 0.0 if e.rule_slack == 1 and _contended(s) else -1.0
+
+
+@compiled
+def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
+    """Tokens that this request may add to the step now; 0 closes the step when time is up."""
+    e, r, totals = s.engine[0], s.req[row], s.totals
+    tier = s.tiers[r.tier]
+    most = min(r.target - computed - r.grant, int(totals[BUDGET] - totals[TOKENS]))
+    if first_pass:
+        most = min(most, int(tier.prefill_share * totals[BUDGET]) - tier.granted)
+    if tier.low == 1 and totals[LOW] >= 0.0:
+        most = min(most, max(1, int(e.low_share * totals[BUDGET])) - int(totals[LOW]))
+    if most <= 0:
+        return 0
+    if totals[LIMIT] == np.inf:
+        return most
+    cached = float(computed + r.grant)
+    chunks, tokens, pairs = totals[CHUNKS], totals[TOKENS], totals[PAIRS]
+    if r.grant > 0:
+        chunks -= 1.0
+    whole_ms = predicted_step_ms(
+        s.coef,
+        float(e.decoding),
+        float(e.read_tokens),
+        chunks + 1.0,
+        tokens + most,
+        pairs + most * (cached + 0.5 * most),
+    )
+    if whole_ms <= totals[LIMIT]:
+        return most
+    within = chunk_within(
+        s.coef,
+        totals[LIMIT],
+        float(e.decoding),
+        float(e.read_tokens),
+        chunks,
+        tokens,
+        pairs,
+        cached,
+        most,
+    )
+    # A little prefill always goes on: late decodes must not stop the line for good.
+    least = min(most, max(0, e.min_chunk - int(tokens)))
+    totals[OPEN] = 0.0
+    return max(within, least)
+
+
+@compiled
+def grant(s: State, row: int, tokens: int) -> None:
+    """Add tokens of a request to the step."""
+    r, totals = s.req[row], s.totals
+    tier = s.tiers[r.tier]
+    before = float(r.computed + r.grant)
+    if r.grant == 0:
+        totals[CHUNKS] += 1.0
+    totals[TOKENS] += tokens
+    totals[PAIRS] += tokens * (before + 0.5 * tokens)
+    if tier.low == 1 and totals[LOW] >= 0.0:
+        totals[LOW] += tokens
+    tier.granted += tokens
+    r.grant += tokens
