@@ -4,6 +4,9 @@ It counts blocks as vLLM V1's block pool does (prefix reuse by whole blocks, tai
 cached until reused) but keeps runs of blocks that live and die together as one item. It decides
 nothing: `rules.pools` says who may take blocks, `rules.retention` which cached ones go first.
 
+With `engine.external` the blocks are another engine's (vLLM's): the functions that move blocks keep
+only the request's own numbers, and whoever drives the plan puts the true counts into the state.
+
 Invariant: empty + cached + the pools' held blocks = total; a block shared by several requests is
 held once, charged to one of their pools.
 """
@@ -246,6 +249,8 @@ def note_misses(s: State, row: int) -> None:
 
     Without it a class that is evicted too early never shows that it comes back.
     """
+    if s.engine[0].external == 1:
+        return
     e, r = s.engine[0], s.req[row]
     place, span = r.groups, r.span_blocks
     while place < r.prefix_count and span * e.block_size < r.target:
@@ -278,6 +283,8 @@ def take_growth(s: State) -> None:
                 e.epoch += 1
             pool.held += more
             need += more
+    if e.external == 1:
+        return
     if need > e.empty_blocks:
         # Of all that grow the lowest tier decides: the few blocks are not worth a split.
         weight = np.inf
@@ -291,6 +298,8 @@ def take_growth(s: State) -> None:
 @compiled
 def take_blocks(s: State, tier: int, blocks: int) -> None:
     """Hold that many blocks for a tier's pool; the caller has checked that they are free."""
+    if s.engine[0].external == 1:
+        return
     e, t = s.engine[0], s.tiers[tier]
     if blocks > e.empty_blocks:
         evict(s, blocks - e.empty_blocks, t.weight)
@@ -336,6 +345,8 @@ def find_cached(s: State, row: int) -> tuple[int, int, int, int]:
 @compiled
 def look_up(s: State, row: int) -> None:
     """Put what a request would find cached now into its `found_*` fields."""
+    if s.engine[0].external == 1:
+        return
     r = s.req[row]
     groups, named, own, idle = find_cached(s, row)
     r.found_groups = groups
@@ -347,6 +358,9 @@ def look_up(s: State, row: int) -> None:
 @compiled
 def hold_cached(s: State, row: int, groups: int, own: int) -> None:
     """Take what `find_cached` found for the request: idle items become held."""
+    if s.engine[0].external == 1:
+        s.req[row].blocks = s.req[row].found_blocks
+        return
     e, r = s.engine[0], s.req[row]
     pool = s.tiers[r.tier].pool
     most = (r.target - 1) // e.block_size
@@ -398,6 +412,8 @@ def _name(s: State, row: int, number: int, blocks: int) -> None:
 @compiled
 def name_blocks(s: State, row: int, tokens: int) -> None:
     """Make the full blocks of the first `tokens` tokens findable by their prefix ids."""
+    if s.engine[0].external == 1:
+        return
     e, r = s.engine[0], s.req[row]
     if e.caching == 0 or r.prefix_count == 0:
         return
@@ -444,6 +460,9 @@ def _let_go(s: State, number: int, pool: int, tier: int, stop: int) -> None:
 @compiled
 def release(s: State, row: int) -> None:
     """Give back all blocks of a request that stops; full ones stay cached, tail reused first."""
+    if s.engine[0].external == 1:
+        s.req[row].blocks = 0
+        return
     e, r = s.engine[0], s.req[row]
     pool = s.tiers[r.tier].pool
     unnamed = r.blocks - r.named_blocks

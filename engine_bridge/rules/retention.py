@@ -34,6 +34,12 @@ def reuse_rate(woken: float, lost: float, prior: float) -> float:
 
 
 @compiled
+def faded(woken: float, lost: float, remembered: float) -> float:
+    """By how much what is known of a class's reuse fades now: beyond `remembered` it counts half."""
+    return 0.5 if woken + lost > remembered else 1.0
+
+
+@compiled
 def scaled_age(now_s: float, idle_since_s: float, factor: float) -> float:
     """Idle age over the class's retention factor, seconds; the largest goes first.
 
