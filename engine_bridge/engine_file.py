@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trimtab.engine_bridge.errors import EngineSpecError, did_you_mean
 from trimtab.engine_bridge.kv_memory import kv_blocks
-from trimtab.engine_bridge.step_time import COEFFICIENTS
+from trimtab.engine_bridge.step_time import COEFFICIENTS, OPTIONAL_COEFFICIENTS
 
 _NAMES = tuple(name for name, _, _ in COEFFICIENTS)
+_OPTIONAL = tuple(name for name, _, _ in OPTIONAL_COEFFICIENTS)
 _LARGEST_COEFFICIENT = 1e9
 _LARGEST_FILE_BYTES = 1_000_000
 
@@ -68,15 +69,16 @@ class EngineFile(_Part):
             if name not in _NAMES:
                 hint = did_you_mean(str(name), _NAMES) or f"known are {', '.join(_NAMES)}"
                 raise ValueError(f"has the unknown name {name!r}; {hint}")
-        missing = [name for name in _NAMES if name not in value]
+        missing = [name for name in _NAMES if name not in value and name not in _OPTIONAL]
         if missing:
-            raise ValueError(f"lacks {', '.join(missing)}; all {len(_NAMES)} must be given")
+            needed = len(_NAMES) - len(_OPTIONAL)
+            raise ValueError(f"lacks {', '.join(missing)}; all {needed} must be given")
         for name, number in value.items():
             good = isinstance(number, int | float) and not isinstance(number, bool)
             if not (good and 0 <= number <= _LARGEST_COEFFICIENT):
                 bound = f"must be a number from 0 to {_LARGEST_COEFFICIENT:g}"
                 raise ValueError(f"has {name} = {number!r}, {bound}")
-        return {name: float(value[name]) for name in _NAMES}
+        return {name: float(value.get(name, 0.0)) for name in _NAMES}
 
     def blocks(self) -> int:
         """KV blocks over all GPUs: as given, or what the memory leaves."""

@@ -39,10 +39,17 @@ COEFFICIENTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("kv_ns_per_token", "ns/token", "reading the KV of one context token"),
     ("decode_batch_ms", "ms", "intercept where a big batch of short contexts dominates"),
     ("decode_batch_us_per_request", "us/request", "one more request there"),
+    ("mixed_us_per_request", "us/request", "decode attention beside chunks, more a request"),
+    ("mixed_kv_ns_per_token", "ns/token", "decode attention beside chunks, more a context token"),
+    ("mixed_grid_ns", "ns", "decode attention beside chunks, more a request times chunk token"),
+    ("experts_ms", "ms", "reading the weights of all experts; 0 for a dense model"),
+    ("experts_per_token", "fraction", "part of the experts that one token activates"),
 )
 """Name, unit and meaning of every coefficient, in vector order."""
 COEF_LEN: Final = len(COEFFICIENTS)
 """Length of a coefficient vector."""
+OPTIONAL_COEFFICIENTS: Final = COEFFICIENTS[19:]
+"""Those that an engine file may leave out: 0 then, and the model is as it was without them."""
 
 _MS_PER_US: Final = 1e-3
 _MS_PER_NS: Final = 1e-6
@@ -66,7 +73,11 @@ def linear_ms(coef: CoefArray, tokens: float, sequences: float) -> float:
     if tokens > coef[4]:
         matmuls = max(matmuls, coef[2] + coef[3] * tokens * _MS_PER_US)
     head = coef[7] * sequences * _MS_PER_US
-    return matmuls + head + (coef[8] + coef[9] * tokens * _MS_PER_US)
+    # 1 / (1 + x / 4)^4 in place of (1 - part)^tokens: products only, within 6 % of the experts.
+    untouched = 1.0 + 0.25 * coef[23] * tokens
+    untouched *= untouched
+    experts = coef[22] * (1.0 - 1.0 / (untouched * untouched))
+    return matmuls + head + (coef[8] + coef[9] * tokens * _MS_PER_US) + experts
 
 
 @compiled
@@ -111,6 +122,30 @@ def decode_attention_ms(coef: CoefArray, requests: float, kv_tokens: float) -> f
 
 
 @compiled
+def mixed_attention_ms(
+    coef: CoefArray, chunk_tokens: float, requests: float, kv_tokens: float
+) -> float:
+    """What decode attention costs more because prefill chunks run in the same kernel.
+
+    Beside a chunk FlashAttention 2 does not pack the query heads that share a KV head, so each
+    context token is read several times, and every request gets as many thread blocks as the chunk.
+
+    Args:
+        coef: coefficient vector, float64, shape (COEF_LEN,).
+        chunk_tokens: tokens of the step's prefill chunks, summed; 0 without chunks.
+        requests: decoding requests of the step.
+        kv_tokens: tokens of KV cache they read, summed.
+
+    Returns:
+        Milliseconds, on top of `decode_attention_ms`; 0 without chunks.
+    """
+    if chunk_tokens <= 0:
+        return 0.0
+    reads = coef[19] * requests * _MS_PER_US + coef[20] * kv_tokens * _MS_PER_NS
+    return reads + coef[21] * requests * chunk_tokens * _MS_PER_NS
+
+
+@compiled
 def step_ms(
     coef: CoefArray,
     tokens: float,
@@ -124,4 +159,5 @@ def step_ms(
     """The whole step: the sum of the three parts, milliseconds."""
     linear = linear_ms(coef, tokens, sequences)
     prefill = prefill_attention_ms(coef, chunks, chunk_tokens, pairs)
-    return linear + prefill + decode_attention_ms(coef, requests, kv_tokens)
+    decode = decode_attention_ms(coef, requests, kv_tokens)
+    return linear + prefill + decode + mixed_attention_ms(coef, chunk_tokens, requests, kv_tokens)

@@ -40,7 +40,7 @@ from trimtab.engine_bridge.step_time import linear_ms
 from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
 
 MODES = {"fair": FAIR, "fcfs": FCFS, "priority": PRIORITY}
-_EVICTION = {
+EVICTION = {
     "scaled_age": retention.SCALED_AGE,
     "lru": retention.LRU,
     "tier_order": retention.TIER_ORDER,
@@ -51,7 +51,14 @@ _NEVER_BLOCKED = -1
 
 
 def build_state(
-    trace: Trace, plan: Plan, spec: EngineSpec, *, rules: str, collapse: bool, speed: float
+    trace: Trace,
+    plan: Plan,
+    spec: EngineSpec,
+    *,
+    rules: str,
+    collapse: bool,
+    speed: float,
+    record_steps: bool = False,
 ) -> State:
     """The state before the first arrival.
 
@@ -62,6 +69,9 @@ def build_state(
     tenants, account = _accounts(trace, tier_of, plan)
     prefixes = find_runs(trace, spec.block_size)
     req, open_rows = _requests(trace, tier_of, account, prefixes.offsets)
+    if spec.enable_prefix_caching:
+        req.named_total[:] = prefixes.covered_blocks()
+    contents = int(prefixes.blocks.sum())
     # One block is vLLM's null block and never used.
     blocks = spec.num_gpu_blocks - 1
     batch = plan.engine.max_num_seqs or spec.max_num_seqs
@@ -72,7 +82,7 @@ def build_state(
     lists.head[:] = NONE
     lists.tail[:] = NONE
     return State(
-        engine=_engine(trace, plan, spec, blocks, rules, collapse, speed),
+        engine=_engine(trace, plan, spec, blocks, batch, rules, collapse, speed),
         req=req,
         tiers=tiers,
         tenants=tenants,
@@ -87,10 +97,14 @@ def build_state(
         open_rows=open_rows,
         prefix_ids=prefixes.ids,
         run_blocks=prefixes.blocks,
-        held=np.full(len(prefixes.ids), NONE, np.int32),
-        first_item=np.full(len(prefixes.blocks), NONE, np.int32),
-        ghost_kind=np.full(len(prefixes.blocks), NONE, np.int32),
-        ghost_mark=np.zeros(len(prefixes.blocks), np.int64),
+        run_first=prefixes.first_contents(),
+        first_item=np.full(contents, NONE, np.int32),
+        maker=prefixes.makers(trace.prompt_tokens.astype(np.int64) // spec.block_size),
+        ghost_kind=np.full(contents, NONE, np.int32),
+        ghost_mark=np.zeros(contents, np.int64),
+        tables=np.zeros((batch + 1, int(req.named_total.max(initial=0))), np.int32),
+        free_tables=np.arange(batch + 1),
+        due=np.zeros(batch + 1, np.int64),
         pool_refs=np.zeros((blocks + 1, len(plan.pools)), np.int32),
         free_items=np.arange(blocks, -1, -1),
         class_of=_class_table(trace, plan),
@@ -104,6 +118,7 @@ def build_state(
         first_log=np.zeros(len(trace), np.int64),
         done_log=np.zeros(len(trace), np.int64),
         totals=np.zeros(TOTALS),
+        step_log=np.zeros((batch if record_steps else 0, 2), np.int64),
     )
 
 
@@ -223,6 +238,7 @@ def _engine(
     plan: Plan,
     spec: EngineSpec,
     blocks: int,
+    batch: int,
     rules: str,
     collapse: bool,
     speed: float,
@@ -236,10 +252,11 @@ def _engine(
     e.grown_step = NONE
     e.total_blocks = e.empty_blocks = blocks
     e.free_items = blocks + 1
+    e.free_tables = batch + 1
     e.block_size = spec.block_size
     e.max_tokens = plan.engine.max_num_batched_tokens or spec.max_num_batched_tokens
     e.caching = spec.enable_prefix_caching
-    e.eviction = _EVICTION[plan.retention.eviction] if rules == "fair" else retention.LRU
+    e.eviction = EVICTION[plan.retention.eviction] if rules == "fair" else retention.LRU
     e.headroom_blocks = 1
     e.learn_reuse = plan.retention.learn_reuse and rules == "fair"
     e.min_chunk = plan.prefill.min_chunk_tokens

@@ -22,6 +22,7 @@ from trimtab.engine_bridge.replay.layout import F8
 from trimtab.engine_bridge.replay.loop import (
     advance,
     advance_intervals,
+    advance_step,
     close_interval,
     settle_interval,
 )
@@ -57,6 +58,7 @@ class ReplayEngine:
         rules: RuleSet = "fair",
         collapse: bool = True,
         speed: float = 1.0,
+        record_steps: bool = False,
     ) -> None:
         """Set the engine up before the first arrival, on the static plan.
 
@@ -67,6 +69,7 @@ class ReplayEngine:
             rules: `fair`, or stock vLLM's `fcfs` or `priority` (the plan's order of tiers).
             collapse: Run uneventful steps in a tight loop. The results are the same bit for bit.
             speed: True step time over the model's, to replay an engine that has drifted.
+            record_steps: Keep what the last step carried, for `step`; goes without collapse only.
 
         Raises:
             TraceError: the trace does not fit the plan or the engine's block size.
@@ -74,7 +77,15 @@ class ReplayEngine:
         self._trace = trace
         self._plan = plan
         self._capacity = plan.engine.max_num_seqs or spec.max_num_seqs
-        self._state = build_state(trace, plan, spec, rules=rules, collapse=collapse, speed=speed)
+        self._state = build_state(
+            trace,
+            plan,
+            spec,
+            rules=rules,
+            collapse=collapse and not record_steps,
+            speed=speed,
+            record_steps=record_steps,
+        )
         self._handle = handle_of(self._state)
         self._static = Allocation.static(plan)
         self._applied = self._static
@@ -149,6 +160,23 @@ class ReplayEngine:
         if not moving:
             self._stuck()
         return self._log[-1]
+
+    def step(self) -> dict[int, int]:
+        """Run the next step that carries anything; empty when no request is left.
+
+        A tool for comparing schedulers step by step, with `record_steps` only: it knows no
+        intervals, so that neither leases end nor telemetry is taken in between.
+
+        Returns:
+            Scheduled tokens by row of the trace.
+
+        Raises:
+            ReplayError: as `advance`.
+        """
+        if not advance_step(self._handle):
+            self._stuck()
+        count = int(self._state.engine[0].step_rows)
+        return {int(row): int(tokens) for row, tokens in self._state.step_log[:count]}
 
     def run(self, *, interval_s: float, until_s: float = np.inf) -> None:
         """Run interval after interval without a controller; the telemetry is in the result.

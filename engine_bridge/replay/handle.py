@@ -50,10 +50,14 @@ def _handle(s: State) -> StateHandle:
         s.open_rows,
         s.prefix_ids,
         s.run_blocks,
-        s.held,
+        s.run_first,
         s.first_item,
+        s.maker,
         s.ghost_kind,
         s.ghost_mark,
+        s.tables,
+        s.free_tables,
+        s.due,
         s.pool_refs,
         s.free_items,
         s.class_of,
@@ -67,6 +71,7 @@ def _handle(s: State) -> StateHandle:
         s.first_log,
         s.done_log,
         s.totals,
+        s.step_log,
     )
 
 

@@ -80,10 +80,12 @@ ENGINE = np.dtype(
         ("learn_reuse", "i4"),
         ("eviction", "i8"),
         ("free_items", "i8"),
+        ("free_tables", "i8"),
         ("step_events", "i8"),
         ("time_events", "i8"),
         ("firsts", "i8"),
         ("dones", "i8"),
+        ("step_rows", "i8"),  # filled rows of `step_log`
         ("claimed_blocks", "i4"),
         # Where the plan of a step stands, see `plan_fair`.
         ("stage", "i4"),
@@ -134,18 +136,17 @@ REQUEST = np.dtype(
         ("generated", "i4"),  # likewise
         ("target", "i8"),  # tokens to compute before the next token comes out
         ("blocks", "i8"),  # blocks held, shared ones included
-        ("named_blocks", "i4"),  # of them, in items of prefix ids
-        ("groups", "i8"),  # leading prefix runs whose items are held
-        ("span_blocks", "i8"),  # what these runs cover when whole
-        ("last_known", "i4"),  # blocks of the last held item that it counts as its own
-        ("own_start", "i4"),  # block at which the unnamed run of `own_item` begins
+        ("named_blocks", "i8"),  # of them, leading ones that can be found by their content
+        ("named_total", "i8"),  # blocks that its prefix runs cover
+        ("groups", "i8"),  # leading prefix runs that `named_blocks` reaches into
+        ("span_blocks", "i8"),  # blocks that these runs cover
+        ("table", "i8"),  # row of `tables` while it runs
         ("own_item", "i8"),  # cached item of its own unnamed blocks after a preemption
         ("slot", "i8"),  # place in the batch
         ("grant", "i4"),  # this step's chunk
         ("joined_step", "i8"),
-        # What the last look-up found: leading prefix places, blocks in all and of its own run
-        # among them, and how many of these are idle.
-        ("found_groups", "i8"),
+        # What the last look-up found: blocks in all, those of its own run among them, and how many
+        # of these are idle.
         ("found_blocks", "i8"),
         ("found_own", "i8"),
         ("found_idle", "i8"),
@@ -263,7 +264,7 @@ ITEM = np.dtype(
     [
         ("idle_s", "f8"),
         ("sequence", "i8"),
-        ("prefix", "i8"),  # prefix id, or -1 - row for a request's unnamed run
+        ("prefix", "i8"),  # content of one block, or -1 - row for a request's unnamed run
         ("blocks", "i8"),
         ("refs", "i4"),
         ("charge", "i8"),  # pool that the blocks count in while held
@@ -271,7 +272,7 @@ ITEM = np.dtype(
         ("reused", "i8"),
         ("next", "i8"),
         ("prev", "i8"),
-        ("same", "i8"),  # next item of the same prefix id
+        ("same", "i8"),  # next block of the same content, later named
     ],
     align=True,
 )
@@ -328,14 +329,21 @@ class State(NamedTuple):
     """Runs of prefix blocks, see `prefixes`."""
     run_blocks: I4
     """(runs,): blocks of a whole run."""
-    held: I4
-    """As `prefix_ids`: the item that the request of that place holds."""
+    run_first: I8
+    """(runs,): content number of a run's first block; the others follow."""
     first_item: I4
-    """(runs,): the first of the items with that content."""
+    """(contents,): the first named of the blocks with that content, -1 = none."""
+    maker: I4
+    """(contents,): a request that generates that content, -1 = none."""
     ghost_kind: I4
-    """(runs,): retention class that a run was in when it was evicted, -1 = it was not."""
+    """(contents,): retention class that it was in when it was evicted, -1 = it was not."""
     ghost_mark: I8
-    """(runs,): `evicted_blocks` then."""
+    """(contents,): `evicted_blocks` then."""
+    tables: I4
+    """(batch + 1, most named blocks): items that a running request holds, in order."""
+    free_tables: I8
+    due: I8
+    """(batch + 1,): requests that end with this step."""
     pool_refs: I4
     """(items, pools)"""
     free_items: I8
@@ -358,6 +366,8 @@ class State(NamedTuple):
     done_log: I8
     totals: F8
     """(chunks.TOTALS,): running totals of the step that is being planned."""
+    step_log: I8
+    """(batch, 2): rows and tokens of the last step; empty unless steps are recorded."""
 
 
 def records(count: int, dtype: np.dtype[Any]) -> Records:

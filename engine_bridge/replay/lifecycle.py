@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.heaps import push
 from trimtab.engine_bridge.replay.kv_cache import (
     hold_cached,
     look_up,
@@ -35,6 +34,7 @@ from trimtab.engine_bridge.replay.layout import (
     WAITING,
     State,
 )
+from trimtab.engine_bridge.replay.timers import plan_step_event, push_time_event
 from trimtab.engine_bridge.rules import fair_queue
 from trimtab.engine_bridge.rules.cost import (
     decode_cost_ms,
@@ -115,7 +115,7 @@ def arrive(s: State, row: int, at_s: float) -> None:
     tier.arrivals += 1
     tier.arrived_tokens += r.prompt
     e.epoch += 1
-    if r.prompt + r.output > e.total_blocks * e.block_size:
+    if e.external == 0 and r.prompt + r.output > e.total_blocks * e.block_size:
         end(s, row, REFUSED)
         return
     if r.cancel_after_s < np.inf:
@@ -127,7 +127,7 @@ def arrive(s: State, row: int, at_s: float) -> None:
     elif e.mode == FCFS:
         fair_queue.push_back(s.req, s.lists, row, 0)
     else:
-        fair_queue.push_back(s.req, s.lists, row, resumed_list(s, r.tier))
+        _wait_by_arrival(s, row)
     _enter_tier(s, row)
     _count_waiting(s, row, 1)
 
@@ -165,7 +165,7 @@ def admit(s: State, row: int, tokens: int) -> None:
     """A waiting request joins the batch with what `look_up` found; `tokens` are held in all."""
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
-    hold_cached(s, row, r.found_groups, r.found_own)
+    hold_cached(s, row)
     r.computed = min(r.blocks * e.block_size, r.target - 1)
     if r.preemptions == 0:
         note_misses(s, row)
@@ -244,41 +244,6 @@ def start_decoding(s: State, row: int) -> None:
 
 
 @compiled
-def push_time_event(s: State, key: float, row: int, kind: int) -> None:
-    """Remember to do something to a request at `key` seconds."""
-    e = s.engine[0]
-    push(s.times, e.time_events, key, row, kind)
-    e.time_events += 1
-
-
-@compiled
-def _drop_stale_steps(s: State) -> None:
-    """Rebuild the full heap of step events without those of requests that moved on."""
-    e, heap = s.engine[0], s.steps
-    count, kept = e.step_events, 0
-    for at in range(count):
-        # What is pushed lands at or before `at`, so nothing unread is overwritten.
-        key, row, version = heap[at].key, heap[at].row, heap[at].tag
-        if s.req[row].version == version:
-            push(heap, kept, key, row, version)
-            kept += 1
-    e.step_events = kept
-
-
-@compiled
-def plan_step_event(s: State, row: int) -> None:
-    """Wake up at the request's last token, or where it outlives its predicted output."""
-    e, r = s.engine[0], s.req[row]
-    last = r.output
-    if e.mode == FAIR and r.generated < r.predicted:
-        last = min(last, r.predicted)
-    if e.step_events == len(s.steps):
-        _drop_stale_steps(s)
-    push(s.steps, e.step_events, float(e.step + last - r.generated), row, r.version)
-    e.step_events += 1
-
-
-@compiled
 def sync(s: State, row: int) -> None:
     """Bring a decoding request's own counts up to this step."""
     e, r = s.engine[0], s.req[row]
@@ -312,9 +277,9 @@ def stop_decoding(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     phase = (r.sync_step - r.computed) % e.block_size
     sync(s, row)
-    if e.grown_step == e.step and e.step % e.block_size == phase:
-        # It has its block for the step that is being planned.
-        r.blocks += 1
+    if e.grown_step == e.step or r.grant > 0:
+        # It has its block for the token of the step that is being planned.
+        r.blocks = max(r.blocks, -(-(r.computed + 1) // e.block_size))
     tier = s.tiers[r.tier]
     s.grow[tier.pool, phase] -= 1
     s.tier_grow[r.tier, phase] -= 1
@@ -340,10 +305,15 @@ def preempt(s: State, row: int) -> None:
     """A running request gives way; what it computed stays cached until the blocks are reused."""
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
+    planned = r.grant
+    if r.status == DECODING and e.grown_step == e.step:
+        planned += 1
     _leave_batch(s, row)
-    name_blocks(s, row, r.computed)
+    # vLLM has named what it planned for this step; under the fair rules it comes after planning.
+    named = r.computed + (planned if e.mode != FAIR else 0)
+    name_blocks(s, row, named)
     r.lost = r.computed
-    release(s, row)
+    release(s, row, named)
     r.computed = 0
     r.target = r.prompt + r.generated
     r.status = WAITING
@@ -356,12 +326,22 @@ def preempt(s: State, row: int) -> None:
     elif e.mode == FCFS:
         fair_queue.insert_before(s.req, s.lists, row, 0, s.lists[0].head)
     else:
-        number = resumed_list(s, r.tier)
-        place = s.lists[number].head
-        while place != NONE and s.req[place].arrived_s < r.arrived_s:
-            place = s.req[place].next
-        fair_queue.insert_before(s.req, s.lists, row, number, place)
+        _wait_by_arrival(s, row)
     _count_waiting(s, row, 1)
+
+
+@compiled
+def _wait_by_arrival(s: State, row: int) -> None:
+    """Queue a request as vLLM's `priority` does inside a tier: by arrival, then by number."""
+    r = s.req[row]
+    number = resumed_list(s, r.tier)
+    place, after = s.lists[number].tail, NONE
+    while place != NONE and (
+        s.req[place].arrived_s > r.arrived_s
+        or (s.req[place].arrived_s == r.arrived_s and place > row)
+    ):
+        place, after = s.req[place].prev, place
+    fair_queue.insert_before(s.req, s.lists, row, number, after)
 
 
 @compiled
@@ -405,7 +385,7 @@ def end(s: State, row: int, outcome: int) -> None:
     if r.status == PREFILLING or r.status == DECODING:
         _leave_batch(s, row)
         name_blocks(s, row, r.computed)
-        release(s, row)
+        release(s, row, r.computed)
     elif r.list != NONE:
         leave_queue(s, row, False)
     if e.mode == FAIR and r.first_estimate_ms > 0.0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.heaps import drop_first
-from trimtab.engine_bridge.replay.kv_cache import name_blocks, take_growth
+from trimtab.engine_bridge.replay.kv_cache import take_growth
 from trimtab.engine_bridge.replay.layout import (
     CANCELLED,
     DECODING,
@@ -34,19 +34,24 @@ from trimtab.engine_bridge.replay.lifecycle import (
     sync,
     use,
 )
-from trimtab.engine_bridge.replay.plan_fair import plan_fair
+from trimtab.engine_bridge.replay.plan_fair import granted_tokens, plan_fair
 from trimtab.engine_bridge.replay.plan_stock import plan_stock
 from trimtab.engine_bridge.replay.summary import head, summarise
-from trimtab.engine_bridge.replay.victims import growth_blocks, make_room_to_grow
-from trimtab.engine_bridge.step_time import decode_attention_ms, linear_ms, prefill_attention_ms
+from trimtab.engine_bridge.replay.victims import growth_blocks
+from trimtab.engine_bridge.step_time import (
+    decode_attention_ms,
+    linear_ms,
+    mixed_attention_ms,
+    prefill_attention_ms,
+)
 
-_REFUSE, _DEMOTE = 1, 2
+REFUSE = 1
 _SHARE_RATE = 0.01
-_SCALE_RATE = 0.05
+SCALE_RATE = 0.05
 
 
 @compiled
-def _shed_time_s(s: State, number: int) -> float:
+def shed_time_s(s: State, number: int) -> float:
     """When the tier's longest waiting request becomes too late (rule 15)."""
     tier = s.tiers[number]
     if tier.shed_mode == 0 or tier.first == NONE or s.req[tier.first].demoted == 1:
@@ -65,16 +70,16 @@ def next_event_s(s: State) -> float:
         at = min(at, s.times[0].key)
     if e.mode == FAIR and e.rule_shedding == 1 and e.waiting > 0:
         for t in range(len(s.tiers)):
-            at = min(at, _shed_time_s(s, t))
+            at = min(at, shed_time_s(s, t))
     return at
 
 
 @compiled
 def _shed(s: State) -> None:
     for t in range(len(s.tiers)):
-        while _shed_time_s(s, t) <= s.engine[0].now_s:
+        while shed_time_s(s, t) <= s.engine[0].now_s:
             row = s.tiers[t].first
-            if s.tiers[t].shed_mode == _REFUSE:
+            if s.tiers[t].shed_mode == REFUSE:
                 end(s, row, SHED)
             else:
                 demote(s, row)
@@ -124,7 +129,6 @@ def _run_decodes(s: State, until_s: float) -> None:
     until_s = min(until_s, next_event_s(s))
     epoch = e.epoch
     while True:
-        take_growth(s)
         read = decode_attention_ms(coef, float(count), float(e.read_tokens)) * e.speed
         per_token = read / e.read_tokens
         e.now_s += (linear + read) * 1e-3
@@ -133,24 +137,19 @@ def _run_decodes(s: State, until_s: float) -> None:
         e.read_ms += per_token
         e.read_step_ms += per_token * e.step
         e.decode_share_ms += _SHARE_RATE * (share - e.decode_share_ms)
-        e.scale += _SCALE_RATE * (e.speed - e.scale)
+        e.scale += SCALE_RATE * (e.speed - e.scale)
         e.read_tokens += count
         e.step += 1
         e.interval_steps += 1
         e.interval_batch += count
-        if (
-            single
-            or e.step >= stop_step
-            or e.now_s >= until_s
-            or e.epoch != epoch
-            or growth_blocks(s) > e.empty_blocks + e.cached_blocks
-        ):
+        if single or e.step >= stop_step or e.now_s >= until_s:
             return
-        if e.mode == FAIR:
-            # As the plan of the step that may come now would, before it looks at the queues.
-            take_growth(s)
-            if e.epoch != epoch:
-                return
+        if growth_blocks(s) > e.empty_blocks + e.cached_blocks:
+            return
+        # As the plan of the step that may come now would, before it looks at the queues.
+        take_growth(s)
+        if e.mode == FAIR and e.epoch != epoch:
+            return
 
 
 @compiled
@@ -158,7 +157,6 @@ def _run_mixed(s: State, tokens: int) -> None:
     """Run one step with prefill chunks beside the decodes, and book its time to its requests."""
     e = s.engine[0]
     coef = s.coef
-    take_growth(s)
     chunks, pairs = 0, 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
@@ -169,7 +167,9 @@ def _run_mixed(s: State, tokens: int) -> None:
     total = tokens + decodes
     linear = linear_ms(coef, float(total), float(decodes + chunks)) * e.speed
     attention = prefill_attention_ms(coef, float(chunks), float(tokens), pairs) * e.speed
-    read = decode_attention_ms(coef, float(decodes), float(e.read_tokens)) * e.speed
+    read = decode_attention_ms(coef, float(decodes), float(e.read_tokens))
+    read += mixed_attention_ms(coef, float(tokens), float(decodes), float(e.read_tokens))
+    read *= e.speed
     share = linear / total
     for at in range(e.prefilling):
         row = s.prefilling[at]
@@ -186,25 +186,26 @@ def _run_mixed(s: State, tokens: int) -> None:
         e.decode_share_ms += _SHARE_RATE * (share - e.decode_share_ms)
     e.now_s += (linear + attention + read) * 1e-3
     e.busy_ms += linear + attention + read
-    e.scale += _SCALE_RATE * (e.speed - e.scale)
+    e.scale += SCALE_RATE * (e.speed - e.scale)
     e.read_tokens += decodes
     e.step += 1
     e.interval_steps += 1
     e.interval_batch += decodes + chunks
-    _advance_prefills(s)
+    _end_in_order(s, _advance_prefills(s, _due_decodes(s)))
 
 
 @compiled
-def _advance_prefills(s: State) -> None:
-    """Count the chunks as computed; prompts that are complete give a token."""
+def _advance_prefills(s: State, ending: int) -> int:
+    """Count the chunks as computed; prompts that are complete give a token.
+
+    Lines those up that end with it, behind `ending` others in `due`; how many end in all.
+    """
     e = s.engine[0]
     at = 0
     while at < e.prefilling:
         row = s.prefilling[at]
         r = s.req[row]
         r.computed += r.grant
-        if r.grant > 0:
-            name_blocks(s, row, r.computed)
         r.grant = 0
         if r.computed < r.target:
             at += 1
@@ -216,15 +217,19 @@ def _advance_prefills(s: State) -> None:
             e.firsts += 1
         s.tiers[r.tier].decode_tokens += 1
         if r.generated == r.output:
-            end(s, row, FINISHED)
+            s.due[ending] = row
+            ending += 1
+            at += 1
         else:
             start_decoding(s, row)
+    return ending
 
 
 @compiled
-def _finish_due(s: State) -> None:
-    """Handle the step events that are due: last tokens and outlived predictions."""
+def _due_decodes(s: State) -> int:
+    """Handle the step events that are due: outlived predictions, and last tokens into `due`."""
     e = s.engine[0]
+    ending = 0
     while e.step_events > 0 and s.steps[0].key <= e.step:
         row, version = s.steps[0].row, s.steps[0].tag
         drop_first(s.steps, e.step_events)
@@ -232,10 +237,78 @@ def _finish_due(s: State) -> None:
         r = s.req[row]
         if r.version != version or r.status != DECODING:
             continue
-        if r.generated + e.step - r.sync_step >= r.output:
-            end(s, row, FINISHED)
-        else:
+        if r.generated + e.step - r.sync_step < r.output:
             outlive(s, row)
+            continue
+        s.due[ending] = row
+        ending += 1
+    return ending
+
+
+@compiled
+def _end_in_order(s: State, count: int) -> None:
+    """End the requests in `due` in the order in which they joined the batch, as vLLM does.
+
+    Their blocks become idle in that order.
+    """
+    for after in range(1, count):
+        row, at = s.due[after], after
+        while at > 0 and s.req[s.due[at - 1]].admission > s.req[row].admission:
+            s.due[at] = s.due[at - 1]
+            at -= 1
+        s.due[at] = row
+    for at in range(count):
+        end(s, s.due[at], FINISHED)
+
+
+@compiled
+def _turn(s: State, until_s: float) -> bool:
+    """Deliver what is due, then run a step or wait for what comes; False if stuck for good."""
+    e = s.engine[0]
+    _deliver(s)
+    if e.left == 0:
+        return True
+    tokens = 0
+    if e.running > 0 or e.waiting > 0:
+        tokens = plan_fair(s) if e.mode == FAIR else plan_stock(s)
+    if len(s.step_log) > 0:
+        _record_step(s)
+    if tokens > 0:
+        _run_mixed(s, tokens)
+    elif e.decoding > 0:
+        _run_decodes(s, until_s)
+        _end_in_order(s, _due_decodes(s))
+    else:
+        at = next_event_s(s)
+        if at == np.inf:
+            return False
+        e.now_s = min(at, until_s)
+    return True
+
+
+@compiled
+def _record_step(s: State) -> None:
+    """Note what the planned step carries."""
+    e = s.engine[0]
+    e.step_rows = 0
+    for slot in range(e.running):
+        row = s.running[slot]
+        tokens = 1 if s.req[row].status == DECODING else s.req[row].grant
+        if tokens > 0:
+            s.step_log[e.step_rows, 0] = row
+            s.step_log[e.step_rows, 1] = tokens
+            e.step_rows += 1
+
+
+@compiled
+def run_step(s: State) -> None:
+    """Run the planned step of a live engine, and look at whose answers outlive their prediction."""
+    tokens = granted_tokens(s)
+    if tokens > 0:
+        _run_mixed(s, tokens)
+    elif s.engine[0].decoding > 0:
+        _run_decodes(s, np.inf)
+        _end_in_order(s, _due_decodes(s))
 
 
 @compiled
@@ -243,27 +316,20 @@ def advance(s: State, until_s: float) -> bool:
     """Run until `until_s` or until every request is done; False if requests are stuck for good."""
     e = s.engine[0]
     while e.now_s < until_s and e.left > 0:
-        _deliver(s)
-        if e.left == 0:
-            break
-        if e.running == 0 and e.waiting == 0:
-            at = next_event_s(s)
-            if at == np.inf:
-                return False
-            e.now_s = min(at, until_s)
-            continue
-        tokens = plan_fair(s) if e.mode == FAIR else plan_stock(s, make_room_to_grow(s))
-        if tokens > 0:
-            _run_mixed(s, tokens)
-        elif e.decoding > 0:
-            _run_decodes(s, until_s)
-        else:
-            at = next_event_s(s)
-            if at == np.inf:
-                return False
-            e.now_s = min(at, until_s)
-            continue
-        _finish_due(s)
+        if not _turn(s, until_s):
+            return False
+    return True
+
+
+@compiled
+def advance_step(s: State) -> bool:
+    """Run one step, and what happens before it; False if requests are stuck for good."""
+    e = s.engine[0]
+    step = e.step
+    e.step_rows = 0
+    while e.step == step and e.left > 0:
+        if not _turn(s, np.inf):
+            return False
     return True
 
 

@@ -26,7 +26,7 @@ from trimtab.engine_bridge.replay.room import (
     spare_places,
     still_fits,
 )
-from trimtab.engine_bridge.replay.victims import cap_victim, growth_victim
+from trimtab.engine_bridge.replay.victims import cap_victim, growth_blocks, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
     lift_tier,
     next_by_feasibility,
@@ -164,7 +164,10 @@ def _find_room(s: State) -> int:
         e.op_row = row
         return PREEMPT
     e.stage = _GROWN
-    return GROW
+    if growth_blocks(s) > 0:
+        return GROW
+    take_growth(s)
+    return NONE
 
 
 @compiled

@@ -1,6 +1,7 @@
 """What one step of stock vLLM V1 (0.33) carries, under `fcfs` or `priority`.
 
-Running requests first, the chunk of the one that is still prefilling next, then the head of the
+Decision for decision as vLLM's own scheduler (`benchmarks/parity.py` compares them). Running
+requests first, the chunk of the one that is still prefilling last of them, then the head of the
 waiting queue until the token budget, the batch cap or the blocks run out; no admission in a step
 that preempted. Whole prompts must fit the free blocks to be admitted, as by vLLM's
 `scheduler_reserve_full_isl`.
@@ -8,9 +9,17 @@ that preempted. Whole prompts must fit the free blocks to be admitted, as by vLL
 
 from __future__ import annotations
 
+import numpy as np
+
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_blocks
-from trimtab.engine_bridge.replay.layout import FCFS, NONE, PREFILLING, State
+from trimtab.engine_bridge.replay.kv_cache import (
+    free_blocks,
+    look_up,
+    name_blocks,
+    take_blocks,
+    take_growth,
+)
+from trimtab.engine_bridge.replay.layout import DECODING, FCFS, NONE, PREFILLING, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.victims import growth_blocks, last_in_batch
 
@@ -27,6 +36,39 @@ def _head(s: State) -> int:
 
 
 @compiled
+def _grow_in_order(s: State) -> None:
+    """Give decodes their blocks when there are not enough, request by request as vLLM does.
+
+    Who is short preempts the last in rank, and if that is itself, goes without. A victim may have
+    had its block in this step already; `grant` marks those that did.
+    """
+    e = s.engine[0]
+    count = e.running
+    admissions = np.zeros(count, np.int64)
+    for slot in range(count):
+        admissions[slot] = s.req[s.running[slot]].admission
+    order = np.argsort(admissions)
+    for slot in range(count):
+        s.due[slot] = s.running[order[slot]]
+    for at in range(count):
+        row = s.due[at]
+        r = s.req[row]
+        if r.status != DECODING:
+            continue
+        need = 1 if (r.computed + e.step - r.sync_step) % e.block_size == 0 else 0
+        while need > free_blocks(s) and r.status == DECODING:
+            preempt(s, last_in_batch(s))
+        if r.status == DECODING:
+            take_blocks(s, r.tier, need)
+            r.grant = 1
+    for slot in range(e.running):
+        r = s.req[s.running[slot]]
+        if r.status == DECODING:
+            r.grant = 0
+    e.grown_step = e.step
+
+
+@compiled
 def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
     """Give running prefills their next chunk; tokens granted, and whether anybody was preempted."""
     e = s.engine[0]
@@ -36,7 +78,7 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         r = s.req[row]
         chunk = min(r.target - r.computed, budget - granted)
         need = -(-(r.computed + chunk) // e.block_size) - r.blocks
-        while need + growth_blocks(s) > free_blocks(s) and r.status == PREFILLING:
+        while need > free_blocks(s) and r.status == PREFILLING:
             preempt(s, last_in_batch(s))
             preempted = True
         if r.status != PREFILLING:
@@ -44,6 +86,7 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         if need > 0:
             take_blocks(s, r.tier, need)
             r.blocks += need
+        name_blocks(s, row, r.computed + chunk)
         r.grant = chunk
         granted += chunk
         at += 1
@@ -51,23 +94,29 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
 
 
 @compiled
-def plan_stock(s: State, preempted: bool) -> int:
-    """Set every `grant` of the step; returns the prefill tokens granted."""
+def plan_stock(s: State) -> int:
+    """Take the decodes' blocks and set every `grant` of the step; the prefill tokens granted."""
     e = s.engine[0]
+    short = growth_blocks(s) > free_blocks(s)
+    if short:
+        _grow_in_order(s)
+    else:
+        take_growth(s)
     budget = e.max_tokens - e.decoding
-    granted, more = _continue_prefills(s, budget)
-    if preempted or more:
+    granted, preempted = _continue_prefills(s, budget)
+    if short or preempted:
         return granted
     while e.waiting > 0 and granted < budget and e.running < e.max_seqs:
         row = _head(s)
         r = s.req[row]
         look_up(s, row)
-        computed = min(r.found_blocks * e.block_size, r.target - 1)
+        computed = r.found_blocks * e.block_size
         chunk = min(r.target - computed, budget - granted)
-        fresh = -(-r.target // e.block_size) - r.found_blocks
-        if fresh + r.found_idle + growth_blocks(s) > free_blocks(s):
+        if -(-r.target // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
             break
         admit(s, row, computed + chunk)
+        # Whoever is admitted next in this step finds these blocks already.
+        name_blocks(s, row, computed + chunk)
         r.grant = chunk
         granted += chunk
     return granted

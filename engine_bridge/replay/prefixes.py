@@ -26,6 +26,39 @@ class Prefixes(NamedTuple):
     blocks: IntArray
     """Engine blocks of each run, shape (runs,)."""
 
+    def first_contents(self) -> LongArray:
+        """Number of each run's first block among all named blocks, shape (runs,)."""
+        return np.concatenate(([0], np.cumsum(self.blocks)))[:-1].astype(np.int64)
+
+    def covered_blocks(self) -> LongArray:
+        """Blocks that each request's runs cover, shape (requests,)."""
+        ends = np.concatenate(([0], np.cumsum(self.blocks[self.ids])))
+        return (ends[self.offsets[1:]] - ends[self.offsets[:-1]]).astype(np.int64)
+
+    def makers(self, first_generated: LongArray) -> IntArray:
+        """A request that generates each named block, -1 where prompts alone hold it.
+
+        Args:
+            first_generated: Block of each request in which its answer begins, shape (requests,).
+
+        Returns:
+            Row numbers, shape (contents,).
+        """
+        maker = np.full(int(self.blocks.sum()), -1, np.int32)
+        size = self.blocks[self.ids].astype(np.int64)
+        row = np.repeat(np.arange(len(first_generated)), np.diff(self.offsets))
+        start = np.cumsum(size) - size
+        start -= np.repeat(
+            start[self.offsets[:-1][np.diff(self.offsets) > 0]],
+            np.diff(self.offsets)[np.diff(self.offsets) > 0],
+        )
+        skip = np.clip(first_generated[row] - start, 0, size)
+        first = self.first_contents()[self.ids]
+        # Backwards, so that the earliest of several rows is the one that stays.
+        for at in np.flatnonzero(skip < size)[::-1]:
+            maker[first[at] + skip[at] : first[at] + size[at]] = row[at]
+        return maker
+
 
 def find_runs(trace: Trace, block_size: int) -> Prefixes:
     """The trace's prefix runs for blocks of `block_size` tokens.

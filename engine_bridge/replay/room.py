@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.kv_cache import free_blocks, kept_blocks
+from trimtab.engine_bridge.replay.cached_items import kept_blocks
+from trimtab.engine_bridge.replay.kv_cache import free_blocks
 from trimtab.engine_bridge.replay.layout import State
 from trimtab.engine_bridge.replay.victims import choose_victim, excess_blocks
 from trimtab.engine_bridge.rules.fair_queue import tier_start_ms

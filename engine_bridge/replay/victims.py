@@ -1,4 +1,4 @@
-"""Who gives blocks back: finding victims among the running requests and preempting them.
+"""Who gives blocks back: finding victims among the running requests.
 
 The order and the permissions are rule 6's (`rules.pools`), or vLLM's own under the stock rules.
 """
@@ -9,8 +9,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.kv_cache import free_blocks
-from trimtab.engine_bridge.replay.layout import FAIR, FCFS, NONE, State
-from trimtab.engine_bridge.replay.lifecycle import preempt
+from trimtab.engine_bridge.replay.layout import FCFS, NONE, State
 from trimtab.engine_bridge.rules.fair_queue import tier_start_ms
 from trimtab.engine_bridge.rules.pools import (
     MOST_DISPLACED,
@@ -161,7 +160,8 @@ def last_in_batch(s: State) -> int:
         else:
             later = r.tier > b.tier or (r.tier == b.tier and r.arrived_s > b.arrived_s)
             if r.tier == b.tier and r.arrived_s == b.arrived_s:
-                later = r.admission > b.admission
+                # vLLM takes the first of equals in the order of its batch.
+                later = r.admission < b.admission
         if later:
             best = row
     return best
@@ -169,23 +169,12 @@ def last_in_batch(s: State) -> int:
 
 @compiled
 def growth_victim(s: State) -> int:
-    """Who gives way so that this step's decodes find their blocks; NONE if they do."""
+    """Who gives way under the fair rules so that this step's decodes find their blocks.
+
+    NONE if they find them.
+    """
     if growth_blocks(s) <= free_blocks(s):
         return NONE
-    if s.engine[0].mode != FAIR:
-        return last_in_batch(s)
     tier = s.tiers[_neediest_tier(s)]
     row = choose_victim(s, tier.pool, tier.weight, False, False)
     return row if row != NONE else last_in_batch(s)
-
-
-@compiled
-def make_room_to_grow(s: State) -> bool:
-    """Preempt until this step's decodes find their blocks; whether anybody was preempted."""
-    preempted = False
-    row = growth_victim(s)
-    while row != NONE:
-        preempt(s, row)
-        preempted = True
-        row = growth_victim(s)
-    return preempted

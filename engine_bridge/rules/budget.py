@@ -12,6 +12,7 @@ from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.step_time import (
     decode_attention_ms,
     linear_ms,
+    mixed_attention_ms,
     prefill_attention_ms,
 )
 
@@ -39,7 +40,9 @@ def predicted_step_ms(
     """The step-time model for decodes that read `kv_tokens` beside prefill chunks."""
     linear = linear_ms(coef, decodes + chunk_tokens, decodes + chunks)
     attention = prefill_attention_ms(coef, chunks, chunk_tokens, pairs)
-    return linear + attention + decode_attention_ms(coef, decodes, kv_tokens)
+    reading = decode_attention_ms(coef, decodes, kv_tokens)
+    reading += mixed_attention_ms(coef, chunk_tokens, decodes, kv_tokens)
+    return linear + attention + reading
 
 
 @compiled

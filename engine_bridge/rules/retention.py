@@ -35,7 +35,7 @@ def reuse_rate(woken: float, lost: float, prior: float) -> float:
 
 @compiled
 def faded(woken: float, lost: float, remembered: float) -> float:
-    """By how much what is known of a class's reuse fades now: beyond `remembered` it counts half."""
+    """Factor of what is known of a class's reuse: beyond `remembered` blocks it counts half."""
     return 0.5 if woken + lost > remembered else 1.0
 
 

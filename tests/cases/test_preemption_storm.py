@@ -125,11 +125,15 @@ def test_paying_requests_do_not_wait_behind_an_overload(traffic: Traffic) -> Non
 
 @pytest.mark.parametrize("rate", [5.0, 6.0, 8.0])
 def test_first_tokens_are_quick_again_five_seconds_after_a_long_prompt(rate: float) -> None:
-    traffic = Traffic(requests=4000, rate=rate, blocks=15_600, seed=12, poison=True)
-    q = traffic.run().requests
-    since = since_poison_s(q)
-    paying = (q["tier"] == T0) & (q["prompt_tokens"] != POISON_TOKENS) & np.isfinite(since)
-    assert np.quantile(ttft_s(q)[paying & (since >= 5.0)], 0.99) <= 0.8
+    late_s = []
+    # A p99 of one drawing hangs on a few requests.
+    for seed in range(12, 17):
+        traffic = Traffic(requests=4000, rate=rate, blocks=15_600, seed=seed, poison=True)
+        q = traffic.run().requests
+        since = since_poison_s(q)
+        paying = (q["tier"] == T0) & (q["prompt_tokens"] != POISON_TOKENS) & np.isfinite(since)
+        late_s.append(np.quantile(ttft_s(q)[paying & (since >= 5.0)], 0.99))
+    assert np.median(late_s) <= 0.7
 
 
 @pytest.mark.parametrize("tier", [T0, T1, T2, T3])

@@ -18,6 +18,7 @@ from trimtab.engine_bridge.step_time import (
     COEFFICIENTS,
     decode_attention_ms,
     linear_ms,
+    mixed_attention_ms,
     prefill_attention_ms,
     step_ms,
 )
@@ -73,6 +74,7 @@ def test_the_step_is_the_sum_of_its_parts(coef: np.ndarray, sizes: list[float]) 
     parts = linear_ms(coef, tokens, sequences)
     parts += prefill_attention_ms(coef, chunks, chunk_tokens, pairs)
     parts += decode_attention_ms(coef, requests, kv_tokens)
+    parts += mixed_attention_ms(coef, chunk_tokens, requests, kv_tokens)
     assert step_ms(coef, *sizes) == parts
 
 

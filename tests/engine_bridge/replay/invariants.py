@@ -55,13 +55,14 @@ def _check_blocks(s: State) -> None:
             tokens = r.computed + e.step - r.sync_step
             grown = max(grown, -(-int(tokens) // int(e.block_size)))
         held[s.tiers[r.tier].pool] += grown - r.named_blocks
-        for g in range(r.groups):
-            items[int(s.held[r.prefix_start + g])] += 1
+        for block in range(r.named_blocks):
+            items[int(s.tables[r.table, block])] += 1
     for number, refs in items.items():
         item = s.items[number]
         assert item.refs == refs == s.pool_refs[number].sum()
         assert s.pool_refs[number, item.charge] > 0
-        held[item.charge] += item.blocks
+        assert item.blocks == 1
+        held[item.charge] += 1
     assert np.array_equal(held, s.pools.held)
     for number, at in enumerate(s.classes):
         row, blocks = at.head, 0

@@ -1,0 +1,143 @@
+"""The state as the books of a live engine: what the vLLM plug-in calls, compiled.
+
+Each function is one thing that happens in a real engine, with the replay's own functions. Time,
+blocks and output lengths come from the caller. It runs no step and plans none.
+"""
+
+from __future__ import annotations
+
+from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.replay.heaps import drop_first
+from trimtab.engine_bridge.replay.layout import DECODING, EVENT_ELIGIBLE, NONE, State
+from trimtab.engine_bridge.replay.lifecycle import (
+    admit,
+    arrive,
+    demote,
+    end,
+    preempt,
+    sync,
+)
+from trimtab.engine_bridge.replay.loop import REFUSE, SCALE_RATE, run_step, shed_time_s
+from trimtab.engine_bridge.replay.plan_fair import begin_plan, next_op
+from trimtab.engine_bridge.rules.budget import predicted_step_ms
+
+
+@compiled
+def arrive_live(s: State, row: int, at_s: float) -> None:
+    """A request comes in."""
+    arrive(s, row, at_s)
+
+
+@compiled
+def end_live(s: State, row: int, outcome: int, generated: int) -> None:
+    """A request is over after that many output tokens."""
+    r = s.req[row]
+    if r.status == DECODING:
+        sync(s, row)
+    r.output = max(1, generated)
+    end(s, row, outcome)
+    r.generated = generated
+
+
+@compiled
+def preempt_live(s: State, row: int) -> None:
+    """A running request has given way."""
+    preempt(s, row)
+
+
+@compiled
+def admit_live(s: State, row: int) -> None:
+    """A waiting request has joined the batch with the blocks that were found."""
+    admit(s, row, s.req[row].target)
+
+
+@compiled
+def withdraw_live(s: State, row: int) -> None:
+    """A request that the plan let join could not: it waits as one that came back, unharmed."""
+    r = s.req[row]
+    preemptions, tier = r.preemptions, s.tiers[r.tier]
+    preempt(s, row)
+    # It has given nothing up: rules 6 and 8 must not count this.
+    r.eligible_s = s.engine[0].now_s
+    tier.preemptions -= 1
+    r.lost = 0
+    r.preemptions = max(1, preemptions)
+
+
+@compiled
+def open_account(s: State, account: int, share: float, predicted_output: float) -> None:
+    """An account begins anew for a tenant that has none."""
+    tenant = s.tenants[account]
+    tenant.share = share
+    tenant.account_ms = 0.0
+    tenant.outstanding_ms = 0.0
+    tenant.bypassed_ms = 0.0
+    tenant.tail_ms = 0.0
+    tenant.predicted_output = predicted_output
+    tenant.service_ms = 0.0
+    tenant.samples = 0
+
+
+@compiled
+def next_shed(s: State) -> int:
+    """The next request that rule 15 gives up; those that go to the back do so here."""
+    e = s.engine[0]
+    if e.rule_shedding == 0 or e.waiting == 0:
+        return NONE
+    for t in range(len(s.tiers)):
+        while shed_time_s(s, t) <= e.now_s:
+            row = s.tiers[t].first
+            if s.tiers[t].shed_mode == REFUSE:
+                return int(row)
+            demote(s, row)
+    return NONE
+
+
+@compiled
+def enter(s: State, now_s: float) -> int:
+    """It is `now_s`: let back-offs run out; a row to be shed first, or NONE."""
+    e = s.engine[0]
+    e.now_s = now_s
+    while e.time_events > 0 and s.times[0].key <= now_s:
+        if s.times[0].tag == EVENT_ELIGIBLE:
+            e.epoch += 1
+        drop_first(s.times, e.time_events)
+        e.time_events -= 1
+    return next_shed(s)
+
+
+@compiled
+def begin(s: State) -> int:
+    """Begin the plan of a step, and go on to the first thing to be done."""
+    begin_plan(s)
+    return next_op(s)
+
+
+@compiled
+def model_step_ms(s: State) -> float:
+    """The step-time model for the step that was planned, milliseconds."""
+    e = s.engine[0]
+    chunks, tokens, pairs = 0, 0, 0.0
+    for at in range(e.prefilling):
+        r = s.req[s.prefilling[at]]
+        if r.grant > 0:
+            chunks += 1
+            tokens += r.grant
+            pairs += r.grant * (r.computed + 0.5 * r.grant)
+    return predicted_step_ms(
+        s.coef, float(e.decoding), float(e.read_tokens), float(chunks), float(tokens), pairs
+    )
+
+
+@compiled
+def book(s: State, speed: float) -> None:
+    """The planned step has run, `speed` times as long as the model says."""
+    s.engine[0].speed = speed
+    run_step(s)
+
+
+@compiled
+def believe(s: State, speed: float) -> None:
+    """Refit the engine's drift (rule 13) from a step that was booked before it had ended."""
+    e = s.engine[0]
+    e.scale += SCALE_RATE * (speed - e.scale)

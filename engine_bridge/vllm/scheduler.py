@@ -1,0 +1,403 @@
+"""FairScheduler: the fair scheduler's rules inside vLLM V1.
+
+It steers vLLM's own `schedule()` and copies none of it. Before each step it carries the plan out
+that `replay.plan_fair` decides on (`ledger`): who gives way is preempted by vLLM's own method, who
+joins gets its blocks from vLLM's own KV-cache manager, and each prefill its chunk. Then vLLM
+schedules: its waiting queue shows only who joins (`requests`), and `_reserve_prefill_lookahead`
+hands each prefill its chunk. What vLLM really did is booked, whatever was planned: the plan is a
+wish, vLLM's state is the truth.
+
+`seams` tells which of vLLM's methods this leans on and refuses versions where they differ.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, NamedTuple, cast
+
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from trimtab.engine_bridge.allocation import Allocation
+from trimtab.engine_bridge.engine_spec import get_engine_spec
+from trimtab.engine_bridge.plan import Plan, load_plan
+from trimtab.engine_bridge.replay.layout import CANCELLED, FINISHED, NONE, REFUSED, SHED
+from trimtab.engine_bridge.vllm import shedding
+from trimtab.engine_bridge.vllm.block_queue import retention_queue
+from trimtab.engine_bridge.vllm.clock import Clock, WallClock
+from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
+from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, PREEMPT, Ledger
+from trimtab.engine_bridge.vllm.requests import PlannedQueue
+from trimtab.engine_bridge.vllm.seams import check_engine
+from trimtab.engine_bridge.vllm.settings import PluginSettings
+
+_STALE_S: Final = 1e-3
+"""How long a request with output in flight is passed over before it is looked at again."""
+_OUTCOMES: Final = {
+    RequestStatus.FINISHED_STOPPED: FINISHED,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FINISHED,
+    RequestStatus.FINISHED_REPETITION: FINISHED,
+    RequestStatus.FINISHED_ABORTED: CANCELLED,
+}
+_SLOWEST, _FASTEST = 5.0, 0.2
+"""A step's time over what is believed, beyond which it is taken for an accident and cut."""
+
+
+class _Joining(NamedTuple):
+    """A request that the plan lets in, with the blocks that it has been given."""
+
+    request: Request
+    row: int
+    found: tuple[Any, int, int]
+    """vLLM's answer to `get_computed_blocks`."""
+    blocks: Any
+    """vLLM's answer to `allocate_slots`."""
+    named_tokens: int
+    """Tokens whose full blocks can be found already."""
+
+
+class _Flying(NamedTuple):
+    """A step that was scheduled and whose output is not back."""
+
+    model_ms: float
+    start_s: float
+    booked: bool
+
+
+class FairScheduler(AsyncScheduler):
+    """vLLM V1's scheduler under Trimtab's rules: `--scheduler-cls`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As vLLM makes it; the settings are in `--additional-config` under `trimtab`.
+
+        Raises:
+            SeamError: this vLLM, or the way it was started, is not supported.
+            SettingsError: the settings cannot be used.
+        """
+        super().__init__(*args, **kwargs)
+        check_engine(self)
+        self._settings = PluginSettings.of(self.vllm_config.additional_config)
+        self._plan: Plan = load_plan(self._settings.plan)
+        self._default_tier = self._plan.tier_index(default_tier(self._plan))
+        # Whom vLLM preempts by itself, should a plan not hold: the last tier first.
+        self.policy = SchedulingPolicy.PRIORITY
+        self._clock: Clock = WallClock()
+        self._ledger = self._make_ledger()
+        self._blocks = retention_queue(
+            self.kv_cache_manager.block_pool, self._plan, self._ledger.allocation
+        )
+        self._blocks.guaranteed = self._ledger.guaranteed_blocks
+        self.waiting: PlannedQueue = PlannedQueue(self._on_enter, self._on_leave)
+        self._unready: list[Request] = []
+        self._found: dict[int, tuple[Any, int, int]] = {}
+        self._joining: dict[str, _Joining] = {}
+        self._chunks: dict[str, int] = {}
+        self._flying: deque[_Flying] = deque()
+        self._last_output_s = float("-inf")
+        self._shed: list[Request] = []
+
+    def _make_ledger(self) -> Ledger:
+        scheduler = self.scheduler_config
+        spec = get_engine_spec(self._settings.engine).with_limits(
+            max_num_seqs=self.max_num_active_reqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            num_gpu_blocks=self.kv_cache_config.num_blocks,
+            block_size=self.block_size,
+            enable_prefix_caching=bool(self.cache_config.enable_prefix_caching),
+        )
+        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return Ledger(self._plan, spec, blocks=blocks, max_num_seqs=self.max_num_active_reqs)
+
+    def use_clock(self, clock: Clock) -> None:
+        """Take the time from somewhere else than the wall; before the first request."""
+        self._clock = clock
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books, to read."""
+        return self._ledger
+
+    @property
+    def given_up(self) -> list[str]:
+        """Requests that the last step gave up (rule 15), whose clients are told with its output."""
+        return [request.request_id for request in self._shed]
+
+    def next_event_s(self) -> float:
+        """When something is due that no request or output announces; infinity if nothing is."""
+        return self._ledger.next_event_s()
+
+    def apply(self, allocation: Allocation) -> None:
+        """Make a lawful allocation hold from the next step on; between steps only."""
+        self._ledger.apply(allocation)
+        self._blocks.set_allocation(allocation)
+        self._blocks.guaranteed = self._ledger.guaranteed_blocks
+
+    # Requests come and go.
+
+    def _on_enter(self, request: Request) -> None:
+        if request.status == RequestStatus.PREEMPTED:
+            return
+        if self._is_blocked_waiting_status(request.status):
+            self._unready.append(request)
+        else:
+            self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
+        """A request that can be scheduled comes in."""
+        params = request.sampling_params
+        labels = (params.extra_args if params is not None else None) or {}
+        name = labels.get(TIER_ARG)
+        known = isinstance(name, str) and name in self._plan.tiers
+        tier = self._plan.tier_index(cast(str, name)) if known else self._default_tier
+        request.priority = tier
+        request.trimtab_pool = self._plan.pool_of_tier[tier]  # type: ignore[attr-defined]
+        found, _, _ = self.kv_cache_manager.get_computed_blocks(request)
+        self._ledger.arrive(
+            request.request_id,
+            tenant=str(labels.get(TENANT_ARG) or ANONYMOUS),
+            tier=tier,
+            prompt_tokens=request.num_prompt_tokens,
+            arrived_s=self._clock.arrived_s(request.arrival_time),
+            found_blocks=len(found.blocks[0]),
+        )
+
+    def _on_leave(self, request: Request) -> None:
+        if request in self._unready:
+            self._unready.remove(request)
+
+    def _wake_unready(self) -> None:
+        """Requests whose grammar is compiled come in now."""
+        for request in list(self._unready):
+            if self._handle_blocked_waiting_request(request):
+                self._unready.remove(request)
+                self._arrive(request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        row = self._ledger.row(request.request_id)
+        if row is not None:
+            self._ledger.preempt(row)
+
+    def _free_request_blocks(self, request: Request) -> None:
+        row = self._ledger.row(request.request_id)
+        if row is not None:
+            self._blocks.leaves(
+                self._ledger.tier(row),
+                self.kv_cache_manager.get_blocks(request.request_id).blocks[0],
+                self._ledger.now_s,
+            )
+        super()._free_request_blocks(request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        answer = super()._free_request(request, *args, **kwargs)
+        if self._ledger.row(request.request_id) is not None:
+            outcome = _OUTCOMES.get(request.status, REFUSED)
+            self._ledger.end(request.request_id, outcome, request.num_output_tokens)
+        return answer
+
+    # A step.
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan the step by the rules, then let vLLM schedule it."""
+        now_s = self._clock.now_s()
+        ledger = self._ledger
+        self._book_unbooked()
+        self._blocks.now_s = now_s
+        if self._unready:
+            self._wake_unready()
+        row = ledger.enter(now_s)
+        while row != NONE:
+            self._give_up(row)
+            row = ledger.next_shed()
+        if self.pause_state == PauseState.UNPAUSED:
+            self._carry_out_plan()
+        output = self._let_schedule(args, kwargs)
+        self._settle(output)
+        model_ms = ledger.model_step_ms() if output.total_num_scheduled_tokens else 0.0
+        self._flying.append(_Flying(model_ms, now_s, False))
+        return output
+
+    def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
+        """VLLM's own `schedule()`, with the plan's answers in place while it runs."""
+        if not self._joining:
+            return super().schedule(*args, **kwargs)
+        manager = self.kv_cache_manager
+        # An instance attribute hides the method, for this step alone.
+        manager.allocate_slots = self._allocated  # type: ignore[method-assign]
+        try:
+            self.waiting.plan(joining.request for joining in self._joining.values())
+            return super().schedule(*args, **kwargs)
+        finally:
+            del manager.allocate_slots
+
+    def _allocated(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """Blocks that the plan has given already; anybody else's are allocated as usual."""
+        joining = self._joining.get(request.request_id)
+        if joining is not None and request.status != RequestStatus.RUNNING:
+            return joining.blocks
+        manager = self.kv_cache_manager
+        return type(manager).allocate_slots(manager, request, *args, **kwargs)
+
+    def _get_local_prefix_cache_hit(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> tuple[Any, int, int, bool]:
+        joining = self._joining.get(request.request_id)
+        if joining is None:
+            return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
+        return (*joining.found, False)
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        # Called for each request right before it takes blocks.
+        self._blocks.pool = request.trimtab_pool  # type: ignore[attr-defined]
+        if request.request_id in self._chunks:
+            return min(num_new_tokens, self._chunks[request.request_id])
+        return 0 if request.is_prefill_chunk else num_new_tokens
+
+    # Carrying out the plan.
+
+    def _carry_out_plan(self) -> None:
+        ledger, blocks = self._ledger, self._blocks
+        ledger.set_blocks(blocks.num_free_blocks, blocks.held)
+        op = ledger.begin()
+        if op != DONE:
+            self._show_blocks()
+        while op != DONE:
+            if op == LOOK_UP:
+                self._look_up(ledger.op_row)
+            elif op == ADMIT:
+                self._let_in(ledger.op_row)
+            elif op == PREEMPT:
+                self._make_way(ledger.op_row)
+            elif op == GROW:
+                blocks.growing = ledger.growing_blocks
+                blocks.weight = ledger.growth_weight
+                blocks.make_empty(sum(blocks.growing))
+            self._show_blocks()
+            op = ledger.next_op()
+        self._take_chunks()
+
+    def _show_blocks(self) -> None:
+        """Tell the books what is free and held now."""
+        blocks, growing = self._blocks, self._ledger.growing_blocks
+        blocks.growing = growing
+        held = [h + g for h, g in zip(blocks.held, growing, strict=True)]
+        self._ledger.set_blocks(blocks.num_free_blocks - sum(growing), held)
+        self._ledger.set_classes(*blocks.classes())
+
+    def _look_up(self, row: int) -> None:
+        """What of the request is cached now."""
+        ledger = self._ledger
+        request = self.requests[ledger.request_id(row)]
+        if request.num_stale_output_tokens:
+            ledger.defer(ledger.now_s + _STALE_S)
+            return
+        found = self.kv_cache_manager.get_computed_blocks(request)
+        self._found[row] = found
+        hits = found[0].blocks[0]
+        idle = sum(1 for block in hits if block.ref_cnt == 0)
+        ledger.found(row, target_tokens=request.num_tokens, blocks=len(hits), idle_blocks=idle)
+
+    def _make_way(self, row: int) -> None:
+        """Preempt a running request; its blocks are free at once."""
+        request = self.requests[self._ledger.request_id(row)]
+        self.running.remove(request)
+        self._preempt_request(request, self._clock.now_s())
+
+    def _let_in(self, row: int) -> None:
+        """Give a request that joins the blocks of its whole prompt (rule 5)."""
+        ledger, blocks = self._ledger, self._blocks
+        request = self.requests[ledger.request_id(row)]
+        found = self._found.pop(row)
+        computed, hits = found[1], found[0].blocks[0]
+        facts = ledger.facts(row)
+        blocks.takes(ledger.tier(row), hits)
+        if facts.preemptions == 0:
+            hashes = request.block_hashes[len(hits) :]
+            blocks.note_misses(make_block_hash_with_group_id(h, 0) for h in hashes)
+        tokens = min(ledger.op_tokens, request.num_tokens - computed)
+        ahead = request.num_tokens - computed - tokens + self.num_lookahead_tokens
+        given = self.kv_cache_manager.allocate_slots(
+            request,
+            tokens,
+            num_new_computed_tokens=computed,
+            new_computed_blocks=found[0],
+            num_lookahead_tokens=ahead,
+        )
+        assert given is not None, "the plan has seen to it that the blocks are free"
+        ledger.admit(row)
+        self._joining[request.request_id] = _Joining(request, row, found, given, computed + tokens)
+
+    def _take_chunks(self) -> None:
+        """Each prefill's tokens in the step that comes."""
+        ledger = self._ledger
+        self._chunks = {ledger.request_id(row): tokens for row, tokens in ledger.grants().items()}
+        for request_id, joining in self._joining.items():
+            computed = joining.found[1] + self._chunks[request_id]
+            if computed > joining.named_tokens:
+                self.kv_cache_manager.cache_blocks(joining.request, computed)
+
+    def _settle(self, output: SchedulerOutput) -> None:
+        """Book what vLLM did of the plan."""
+        ledger = self._ledger
+        for request in self.waiting.unplan():
+            joining = self._joining.pop(request.request_id)
+            self._free_request_blocks(request)
+            ledger.withdraw_admission(joining.row)
+            self._chunks.pop(request.request_id, None)
+        scheduled = output.num_scheduled_tokens
+        for request_id, tokens in self._chunks.items():
+            row = ledger.row(request_id)
+            given = scheduled.get(request_id, 0)
+            if row is not None and given != tokens:
+                ledger.set_grant(row, given)
+        self._joining.clear()
+        self._chunks.clear()
+
+    # Time and output.
+
+    def _book_unbooked(self) -> None:
+        """A step whose output is not back yet (asynchronous) is booked as believed."""
+        if self._flying and not self._flying[-1].booked:
+            step = self._flying.pop()
+            if step.model_ms:
+                self._ledger.book(self._ledger.scale)
+            self._flying.append(step._replace(booked=True))
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Book the step's time, then let vLLM take the output in."""
+        now_s = self._clock.now_s()
+        if self._flying:
+            self._book(self._flying.popleft(), now_s)
+        self._last_output_s = now_s
+        self._blocks.now_s = now_s
+        outputs = super().update_from_output(*args, **kwargs)
+        if self._shed:
+            shedding.answer(outputs, self._shed)
+            self._shed = []
+        return outputs
+
+    def _book(self, step: _Flying, now_s: float) -> None:
+        ledger = self._ledger
+        if step.model_ms:
+            start_s = max(step.start_s, self._last_output_s)
+            speed = self._clock.speed(step.model_ms, start_s, now_s)
+            speed = min(max(speed, _FASTEST * ledger.scale), _SLOWEST * ledger.scale)
+            if step.booked:
+                ledger.believe(speed)
+            else:
+                ledger.book(speed)
+        if not step.booked:
+            ledger.set_now(now_s)
+
+    def _give_up(self, row: int) -> None:
+        """Rule 15: the request is too late; its client is told so with the next output."""
+        request = self.requests[self._ledger.request_id(row)]
+        self._ledger.end(request.request_id, SHED, 0)
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+        self._shed.append(request)

@@ -1,0 +1,415 @@
+"""A development tool: drives a real vLLM V1 scheduler in virtual time, without a model or a server.
+
+It tells whether the replay decides as vLLM does: same arrivals, same step-time model, and every
+step's map of requests to scheduled tokens side by side (`benchmarks/parity.py`). It is no engine to
+serve with, and nothing else of the package imports it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from trimtab.engine_bridge.engine_spec import EngineSpec
+from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.step_time import (
+    decode_attention_ms,
+    linear_ms,
+    mixed_attention_ms,
+    prefill_attention_ms,
+)
+from trimtab.engine_bridge.trace import NO_SESSION, Trace
+
+_ARRIVAL, _CANCEL = 0, 2
+"""Kinds of timers; numbered as the replay's events."""
+_MOST_TOKENS = 1 << 20
+"""Longest sequence that the fake model takes."""
+_PRIVATE = 1 << 32
+"""Token ids from here on belong to one request only; below it they come from prefix ids."""
+_NO_STOP = -1
+
+Prepare = Callable[[Scheduler, Callable[[], float]], None]
+
+
+class VirtualClock:
+    """The virtual time as `clock.Clock`; steps take exactly what the model says."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """Read the time from `now`, in seconds."""
+        self._now = now
+
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self._now()
+
+    def arrived_s(self, arrival_time: float) -> float:
+        """Arrivals are virtual already."""
+        return arrival_time
+
+    def speed(self, model_ms: float, start_s: float, end_s: float) -> float:
+        """As the model says; a quotient of differences would be a rounding error away from it."""
+        return 1.0
+
+
+class Step(NamedTuple):
+    """What one step carried."""
+
+    start_s: float
+    """Virtual time at which it was planned."""
+    end_s: float
+    tokens: dict[int, int]
+    """Scheduled tokens by row of the trace."""
+
+
+class VirtualVllm:
+    """One real scheduler with its real KV cache manager, stepped through a trace.
+
+    A step is planned, takes as long as the step-time model says, and gives one token to each
+    request whose prompt is computed, before the next one is planned.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        plan: Plan,
+        spec: EngineSpec,
+        *,
+        scheduler_class: type[Scheduler] = Scheduler,
+        policy: str = "fcfs",
+        speed: float = 1.0,
+        additional_config: Mapping[str, Any] | None = None,
+        prepare: Prepare | None = None,
+    ) -> None:
+        """Set the scheduler up before the first arrival.
+
+        Args:
+            trace: The traffic; its tiers must be the plan's.
+            plan: Tells tiers' order (under `priority`) and the limits that win over the engine's.
+            spec: The engine's facts.
+            scheduler_class: vLLM's scheduler, or one made from it.
+            policy: vLLM's `fcfs` or `priority`.
+            speed: True step time over the model's.
+            additional_config: vLLM's field of that name, for schedulers that read it.
+            prepare: Called with the new scheduler and the virtual clock, before anything arrives.
+        """
+        self._trace, self._spec, self._coef, self._speed = trace, spec, spec.coef, speed
+        self._tier = [plan.tier_index(trace.tier_names[t]) for t in trace.tier]
+        self.now_s = 0.0
+        self.steps = 0
+        self._timers: list[tuple[float, int, int]] = []
+        self._later, self._successor = _sessions(trace)
+        self._open = [row for row in range(len(trace)) if row not in self._later]
+        self._next_open = 0
+        self._token_since: dict[str, int] = {}
+        self.left = len(trace)
+        self._hasher = None
+        if spec.enable_prefix_caching:
+            init_none_hash(sha256)
+            self._hasher = get_request_block_hasher(spec.block_size, sha256)
+        config = _vllm_config(
+            spec.block_size,
+            plan.engine.max_num_seqs or spec.max_num_seqs,
+            plan.engine.max_num_batched_tokens or spec.max_num_batched_tokens,
+            spec.num_gpu_blocks,
+            spec.enable_prefix_caching,
+            policy,
+            json.dumps(dict(additional_config or {})),
+        )
+        self.scheduler = scheduler_class(
+            vllm_config=config,
+            kv_cache_config=_kv_cache_config(spec),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=spec.block_size,
+            log_stats=False,
+        )
+        if prepare is not None:
+            prepare(self.scheduler, lambda: self.now_s)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Rows that wait, in queue order."""
+        return [int(r.request_id) for r in self.scheduler.waiting]
+
+    @property
+    def running(self) -> list[int]:
+        """Rows in the batch, in vLLM's order."""
+        return [int(r.request_id) for r in self.scheduler.running]
+
+    def cached_blocks(self) -> int:
+        """Free blocks that still hold content that can be found."""
+        free = self.scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+        return sum(block.block_hash is not None for block in free)
+
+    def free_blocks(self) -> int:
+        """Blocks that no running request holds."""
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def step(self) -> Step | None:
+        """Run the next step that carries anything; None when no request is left."""
+        while self.left > 0:
+            self._deliver()
+            if self.left == 0:
+                break
+            if self.scheduler.running or len(self.scheduler.waiting):
+                done = self._step()
+                if done is not None:
+                    return done
+            self.now_s = self._next_event_s()
+            if self.now_s == np.inf:
+                raise RuntimeError("requests wait that nothing will ever admit")
+        return None
+
+    def _next_event_s(self) -> float:
+        return min(self._next_due_s(), self._next_of_scheduler_s())
+
+    def _next_of_scheduler_s(self) -> float:
+        """When the scheduler itself has something to do (back-off, shedding); stock has not."""
+        ask = getattr(self.scheduler, "next_event_s", None)
+        return np.inf if ask is None else float(ask())
+
+    def _next_due_s(self) -> float:
+        at = self._timers[0][0] if self._timers else np.inf
+        if self._next_open < len(self._open):
+            at = min(at, float(self._trace.arrival_s[self._open[self._next_open]]))
+        return at
+
+    def _deliver(self) -> None:
+        """Arrivals and cancellations that are due, in the order of their times."""
+        while self._next_due_s() <= self.now_s:
+            timer = self._timers[0][0] if self._timers else np.inf
+            if self._next_open < len(self._open):
+                row = self._open[self._next_open]
+                arrival = float(self._trace.arrival_s[row])
+                if arrival <= timer:
+                    self._next_open += 1
+                    self._arrive(row, arrival)
+                    continue
+            at_s, row, kind = heapq.heappop(self._timers)
+            if kind == _ARRIVAL:
+                self._arrive(row, at_s)
+            elif _name(row) in self.scheduler.requests:
+                self.scheduler.finish_requests(_name(row), RequestStatus.FINISHED_ABORTED)
+                self._ended(row)
+
+    def _arrive(self, row: int, at_s: float) -> None:
+        trace, spec = self._trace, self._spec
+        prompt, output = int(trace.prompt_tokens[row]), int(trace.output_tokens[row])
+        if prompt + output > (spec.num_gpu_blocks - 1) * spec.block_size:
+            self._ended(row)
+            return
+        if np.isfinite(trace.cancel_after_s[row]):
+            cancel_s = at_s + float(trace.cancel_after_s[row])
+            heapq.heappush(self._timers, (cancel_s, row, _CANCEL))
+        labels = {
+            "trimtab_tenant": trace.tenant_names[trace.tenant[row]],
+            "trimtab_tier": trace.tier_names[trace.tier[row]],
+        }
+        self.scheduler.add_request(
+            Request(
+                request_id=_name(row),
+                prompt_token_ids=self._content(row, 0, prompt),
+                sampling_params=SamplingParams(
+                    max_tokens=output, ignore_eos=True, extra_args=labels
+                ),
+                pooling_params=None,
+                arrival_time=at_s,
+                priority=self._tier[row],
+                block_hasher=self._hasher,
+            )
+        )
+
+    def _content(self, row: int, first: int, count: int) -> list[int]:
+        """Token ids of a row's positions: equal where the trace's prefix ids say so."""
+        trace = self._trace
+        start, end = trace.prefix_offsets[row], trace.prefix_offsets[row + 1]
+        size = max(1, int(trace.prefix_block_tokens[row]))
+        places = np.arange(first, first + count) // size
+        tokens = np.full(count, _PRIVATE + row, np.int64)
+        named = places < end - start
+        tokens[named] = trace.prefix_ids[start + places[named]]
+        return list(map(int, tokens))
+
+    def _step(self) -> Step | None:
+        start_s = self.now_s
+        output = self.scheduler.schedule()
+        self._note_given_up()
+        if not output.num_scheduled_tokens:
+            self.scheduler.update_from_output(output, EMPTY_MODEL_RUNNER_OUTPUT)
+            return None
+        self.now_s += self._model_ms(output.num_scheduled_tokens) * 1e-3
+        rows = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
+        names = list(output.num_scheduled_tokens)
+        sampled = [self._sample(name) for name in names]
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: at for at, name in enumerate(names)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        for name in names:
+            if name not in self.scheduler.requests:
+                self._ended(int(name))
+        self.steps += 1
+        return Step(start_s, self.now_s, rows)
+
+    def _note_given_up(self) -> None:
+        """Requests that the scheduler itself has ended."""
+        for name in list(getattr(self.scheduler, "given_up", ())):
+            self._ended(int(name))
+
+    def _sample(self, name: str) -> list[int]:
+        """The next token of a request whose prompt is computed."""
+        request = self.scheduler.requests[name]
+        if request.num_computed_tokens < request.num_tokens:
+            return []
+        self._token_since[name] = request.num_preemptions
+        return self._content(int(name), request.num_tokens, 1)
+
+    def _model_ms(self, scheduled: Mapping[str, int]) -> float:
+        """The step's time, in the replay's order of additions."""
+        decodes, chunks, chunk_tokens, read, pairs = 0, 0, 0, 0, 0.0
+        for name, tokens in scheduled.items():
+            request = self.scheduler.requests[name]
+            before = request.num_computed_tokens - tokens
+            # Who comes back after a preemption computes its tokens as a prompt.
+            if self._token_since.get(name) == request.num_preemptions:
+                decodes += 1
+                read += before
+            else:
+                chunks += 1
+                chunk_tokens += tokens
+                pairs += tokens * (before + 0.5 * tokens)
+        linear = (
+            linear_ms(self._coef, float(chunk_tokens + decodes), float(decodes + chunks))
+            * self._speed
+        )
+        attention = (
+            prefill_attention_ms(self._coef, float(chunks), float(chunk_tokens), pairs)
+            * self._speed
+            if chunks
+            else 0.0
+        )
+        reading = decode_attention_ms(self._coef, float(decodes), float(read))
+        reading += mixed_attention_ms(self._coef, float(chunk_tokens), float(decodes), float(read))
+        reading *= self._speed
+        return linear + attention + reading
+
+    def _ended(self, row: int) -> None:
+        self.left -= 1
+        self._token_since.pop(_name(row), None)
+        later = self._successor.get(row)
+        if later is not None:
+            at_s = self.now_s + float(self._trace.think_s[later])
+            heapq.heappush(self._timers, (at_s, later, _ARRIVAL))
+
+
+def _name(row: int) -> str:
+    """Request ids that sort like rows: vLLM's priority queue breaks ties by them."""
+    return f"{row:09d}"
+
+
+def _sessions(trace: Trace) -> tuple[set[int], dict[int, int]]:
+    """Rows that wait for an earlier turn, and each turn's successor."""
+    later: set[int] = set()
+    successor: dict[int, int] = {}
+    rows = np.flatnonzero(trace.session != NO_SESSION)
+    order = rows[np.lexsort((trace.turn[rows], trace.session[rows]))]
+    for before, after in pairwise(order):
+        if trace.session[before] == trace.session[after]:
+            successor[int(before)] = int(after)
+            later.add(int(after))
+    return later, successor
+
+
+@lru_cache(maxsize=1)
+def _model_config() -> ModelConfig:
+    """A tiny model's config: the scheduler asks it for little more than its longest sequence."""
+    folder = Path(tempfile.mkdtemp(prefix="trimtab-virtual-vllm-"))
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "vocab_size": 128,
+                "max_position_embeddings": _MOST_TOKENS,
+                "torch_dtype": "float32",
+            }
+        )
+    )
+    return ModelConfig(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=_MOST_TOKENS,
+        seed=0,
+    )
+
+
+@lru_cache(maxsize=64)
+def _vllm_config(
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    blocks: int,
+    caching: bool,
+    policy: str,
+    additional_config: str,
+) -> VllmConfig:
+    config = VllmConfig(
+        model_config=_model_config(),
+        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=caching),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=_MOST_TOKENS,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            policy=policy,  # type: ignore[arg-type]
+            async_scheduling=False,
+        ),
+        additional_config=json.loads(additional_config),
+    )
+    config.cache_config.num_gpu_blocks = blocks
+    return config
+
+
+def _kv_cache_config(spec: EngineSpec) -> KVCacheConfig:
+    attention = FullAttentionSpec(
+        block_size=spec.block_size, num_kv_heads=1, head_size=32, dtype=torch.float32
+    )
+    return KVCacheConfig(
+        num_blocks=spec.num_gpu_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
+    )
