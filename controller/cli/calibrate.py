@@ -1,4 +1,4 @@
-"""`trimtab calibrate`: checks an engine's step times against a table, or fits them to it."""
+"""`trimtab calibrate`: fits an engine to measurements, or checks its step times against a table."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    table: Annotated[Path, typer.Option(help="CSV of step times, as docs/step-times.md says.")],
+    table: Annotated[
+        Path | None, typer.Option(help="CSV of step times, as docs/step-times.md says.")
+    ] = None,
     engine: Annotated[
         str, typer.Option("--engine", "--base", help="Engine to check, or to start the fit from.")
-    ],
+    ] = "",
     check: Annotated[bool, typer.Option("--check", help="Report the engine's error.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Fit the table and write this engine file (YAML).")
+        Path | None, typer.Option(help="Fit the measurements and write this engine file (YAML).")
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the errors to this file.")
@@ -38,17 +40,99 @@ def calibrate(
     held_out: Annotated[
         float, typer.Option(help="Fraction of the rows that the fit must not see.")
     ] = 0.25,
-    seed: Annotated[int, typer.Option(help="Seed that draws those rows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
+    kernels: Annotated[
+        Path | None, typer.Option(help="Folder of kernel tables: a layer profile, or GEMM and MHA.")
+    ] = None,
+    steps: Annotated[
+        list[Path] | None,
+        typer.Option(help="Step log, or a folder of Parquet ones; may be repeated."),
+    ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(help="Requests served one at a time: a folder, or a client CSV.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model, for instance Llama-3.1-8B.")] = "",
+    model_config: Annotated[
+        Path | None, typer.Option(help="config.json of a model that is not known.")
+    ] = None,
+    card: Annotated[str, typer.Option(help="GPU, for instance H100.")] = "",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    precision: Annotated[str, typer.Option(help="Of the weights: bf16, fp8 or int4.")] = "bf16",
+    log: Annotated[Path | None, typer.Option(help="vLLM's log: it names the KV blocks.")] = None,
+    kv_blocks: Annotated[int, typer.Option(help="KV blocks; default the log's or estimated.")] = 0,
+    max_num_seqs: Annotated[int, typer.Option(help="As vLLM was started with.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="As vLLM was started with.")] = 8192,
+    context: Annotated[
+        float, typer.Option(help="Typical context of a decoding request, tokens.")
+    ] = 1024.0,
 ) -> None:
-    """Check the step-time model of an engine against measured steps, or fit it to them.
+    """Fit an engine to measurements, or check the step-time model of one against a table.
 
-    With --check: relative errors of the engine's step times, per kind of step. With --out: fits
-    the coefficients to the table and writes an engine file; errors are those of held-out rows.
+    --table with --check: relative errors of the engine's step times, per kind of step. --table with
+    --out: fits the coefficients to the table. --kernels, --steps or --requests with --out, --model
+    and --card: fits an engine of any card and model, with its KV capacity.
     """
+    measured = [flag for flag in (kernels, requests, *(steps or ())) if flag is not None]
+    if measured or table is None:
+        if table is not None or check or not measured or out is None:
+            raise FlagError(
+                "calibrate",
+                value="no measurements" if not measured else "--table, --check or no --out",
+                bound="--table, or --kernels, --steps or --requests with --out",
+                remedy="docs/step-times.md has examples",
+            )
+        from trimtab.training.calibration.assembled import Sources, assembled_engine
+
+        sources = Sources(
+            kernels=kernels,
+            steps=tuple(steps or ()),
+            requests=requests,
+            model=model,
+            model_config=model_config,
+            card=card,
+            tp=tp,
+            precision=precision,
+            log=log,
+            num_gpu_blocks=kv_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            context_tokens=context,
+            base=engine,
+            seed=seed,
+        )
+        from trimtab.engine_bridge.engine_file import write_engine_file
+
+        file = assembled_engine(sources, name=name)
+        write_engine_file(file, out)
+        for entry in file.fidelity.get("sources", ()):
+            typer.echo(f"fitted to {entry}")
+        typer.echo(f"{file.name}: {file.blocks()} KV blocks; wrote {out}")
+        if json_file is not None:
+            _write_json(json_file, file.fidelity)
+        return
+    _calibrate_table(
+        table, engine, check, out, json_file, source=source, name=name, held_out=held_out, seed=seed
+    )
+
+
+def _calibrate_table(
+    table: Path,
+    engine: str,
+    check: bool,
+    out: Path | None,
+    json_file: Path | None,
+    *,
+    source: str,
+    name: str,
+    held_out: float,
+    seed: int,
+) -> None:
     from trimtab.engine_bridge.engine_spec import get_engine_spec
     from trimtab.training.calibration.fit import error_report
     from trimtab.training.calibration.table import read_step_table
 
+    if not engine:
+        raise FlagError("--engine", value="", bound="an engine's name or file")
     if check == (out is not None):
         raise FlagError(
             "calibrate",
@@ -69,7 +153,11 @@ def calibrate(
     else:
         report = _fit(engine, steps, table, out, name=name, held_out=held_out, seed=seed)
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        _write_json(json_file, report)
+
+
+def _write_json(path: Path, report: dict[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _fit(

@@ -21,15 +21,23 @@ from trimtab.engine_bridge.step_time import (
     CoefArray,
     decode_attention_ms,
     linear_ms,
+    mixed_attention_ms,
     prefill_attention_ms,
 )
 from trimtab.training.calibration.table import REGIONS, FloatArray, StepTable
 
 _NAMES: Final = tuple(name for name, _, _ in COEFFICIENTS)
-_UNIT_SIZE: Final = {"ms": 1.0, "us": 10.0, "ns": 1.0, "to": 1.0}
+_UNIT_SIZE: Final = {"ms": 1.0, "us": 10.0, "ns": 1.0, "to": 1.0, "fr": 1.0}
 _TYPICAL: Final = np.array([_UNIT_SIZE[unit[:2]] for _, unit, _ in COEFFICIENTS])
 _ALLREDUCE: Final = (_NAMES.index("allreduce_ms"), _NAMES.index("allreduce_us_per_token"))
 _TILE_FROM: Final = _NAMES.index("tile_from_tokens")
+_PREFILL: Final = slice(_NAMES.index("prefill_launch_ms"), _NAMES.index("pair_ns") + 1)
+_DECODE: Final = slice(
+    _NAMES.index("decode_launch_ms"), _NAMES.index("decode_batch_us_per_request") + 1
+)
+_MIXED: Final = slice(_NAMES.index("mixed_us_per_request"), _NAMES.index("mixed_grid_ns") + 1)
+_EXPERTS: Final = _NAMES.index("experts_ms")
+_EXPERTS_PER_TOKEN: Final = _NAMES.index("experts_per_token")
 _TILE_ROWS: Final = (0.0, 64.0, 128.0, 256.0, 512.0)
 _SOFT_ERROR: Final = 0.02
 _TRIAL_ROWS: Final = 600
@@ -99,7 +107,7 @@ def fit_coefficients(table: StepTable, base: CoefArray) -> CoefArray:
 
 def _solve(table: StepTable, start: CoefArray, *, evaluations: int) -> tuple[CoefArray, float]:
     """The least-squares solution nearest to `start`, and its cost."""
-    free = _free(table)
+    free = _free(table, start)
     scale = np.maximum(start, 0.1 * _TYPICAL)
 
     def residuals(some: FloatArray) -> FloatArray:
@@ -180,13 +188,19 @@ def _summary(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _free(table: StepTable) -> npt.NDArray[np.bool_]:
+def _free(table: StepTable, start: CoefArray) -> npt.NDArray[np.bool_]:
     free = np.ones(COEF_LEN, np.bool_)
     free[_TILE_FROM] = False
+    free[_EXPERTS_PER_TOKEN] = False
+    # What the start does not have (experts, a dearer mixed kernel) the fit does not invent.
+    free[_EXPERTS] = start[_EXPERTS] > 0
     if not np.any(table.chunks > 0):
-        free[_NAMES.index("prefill_launch_ms") : _NAMES.index("pair_ns") + 1] = False
+        free[_PREFILL] = False
     if not np.any(table.requests > 0):
-        free[_NAMES.index("decode_launch_ms") :] = False
+        free[_DECODE] = False
+    free[_MIXED] = start[_MIXED] > 0
+    if np.count_nonzero((table.chunks > 0) & (table.requests > 0)) < _FEWEST_ROWS:
+        free[_MIXED] = False
     # Without its own column the all-reduce cannot be told from the other work of a token.
     if not np.any(table.allreduce_ms > 0):
         free[list(_ALLREDUCE)] = False
@@ -210,13 +224,14 @@ def _level(table: StepTable, base: CoefArray) -> FloatArray:
     whole = float(np.median(table.iter_ms / np.maximum(parts.sum(axis=1), 1e-9)))
     level = np.full(COEF_LEN, whole)
     measured = (table.nonattn_ms, table.prefill_attn_ms, table.decode_attn_ms)
-    starts = (0, _NAMES.index("prefill_launch_ms"), _NAMES.index("decode_launch_ms"), COEF_LEN)
+    spans = (slice(0, _PREFILL.start), _PREFILL, slice(_DECODE.start, _MIXED.stop))
     for part, actual in enumerate(measured):
         rows = (actual > 0) & (parts[:, part] > 0)
         if rows.any():
             ratio = float(np.median(actual[rows] / parts[rows, part]))
-            level[starts[part] : starts[part + 1]] = ratio
-    level[_TILE_FROM] = 1.0
+            level[spans[part]] = ratio
+    level[_EXPERTS] = level[0]
+    level[[_TILE_FROM, _EXPERTS_PER_TOKEN]] = 1.0
     return level
 
 
@@ -254,4 +269,5 @@ def _parts(
         parts[i, 0] = linear_ms(coef, tokens[i], sequences[i])
         parts[i, 1] = prefill_attention_ms(coef, chunks[i], chunk_tokens[i], pairs[i])
         parts[i, 2] = decode_attention_ms(coef, requests[i], kv_tokens[i])
+        parts[i, 2] += mixed_attention_ms(coef, chunk_tokens[i], requests[i], kv_tokens[i])
     return parts
