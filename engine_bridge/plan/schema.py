@@ -112,6 +112,14 @@ class Engine(Section):
     """What the whole engine costs for an hour, USD."""
 
 
+class Metrics(Section):
+    """What the engine's metrics show beyond the tiers."""
+
+    top_tenants: Annotated[int, Field(ge=0, le=100)] = 0
+    """So many tenants with the most service are shown by name. 0: none is, whatever their number;
+    names of tenants then appear in no metric."""
+
+
 class Plan(Section):
     """What an operator promises to each tier, and the static shares to fall back on."""
 
@@ -149,6 +157,8 @@ class Plan(Section):
     """Limits of the engine."""
     controller: Controller
     """Interval, lease and bounds of the controller."""
+    metrics: Metrics = Metrics()
+    """What the engine's metrics show beyond the tiers."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -183,8 +193,8 @@ class Plan(Section):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over everything but the words for people: equal digests, equal behaviour."""
-        content = self.model_dump(mode="json", exclude={"description": True})
+        """SHA-256 over all but words and metrics: equal digests, equal behaviour."""
+        content = self.model_dump(mode="json", exclude={"description": True, "metrics": True})
         for tier in content["tiers"].values():
             del tier["description"]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()

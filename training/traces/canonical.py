@@ -55,10 +55,16 @@ MOST_TIERS = 8
 _INT32_MAX = 2**31 - 1
 
 
-class _Rows:
+class Rows:
     """The columns of a canonical file while it streams in."""
 
     def __init__(self, rows: int, names: dict[str, list[str]]) -> None:
+        """Start empty.
+
+        Args:
+            rows: Expected number of rows (a hint).
+            names: Tier, tenant and stop names that come first, as a file's metadata has them.
+        """
         self.tiers = Names(tuple(names.get("tier_names", ())))
         self.tenants = Names(tuple(names.get("tenant_names", ())))
         self.stops = Names(tuple(names.get("stop_names", ("",))))
@@ -265,7 +271,7 @@ def read_canonical_csv(
     Raises:
         TraceError: a cell is not what its column says, or a column is unknown or missing.
     """
-    rows = _Rows(0, {})
+    rows = Rows(0, {})
     for chunk in read_chunks(path, wanted=WANTED, optional=OPTIONAL, strict=True):
         rows.add(chunk)
     return with_sorted_names(rows.finish(path.name, ()))
@@ -288,14 +294,15 @@ def read_canonical_parquet(
     with reading(path), pq.ParquetFile(path, pre_buffer=False) as file:
         check_columns(path.name, list(file.schema_arrow.names), WANTED, OPTIONAL, True)
         metadata = _metadata(file.schema_arrow.metadata)
-        rows = _Rows(min(file.metadata.num_rows, 1 << 24), metadata)
-        for chunk in _batches(file, path.name):
+        rows = Rows(min(file.metadata.num_rows, 1 << 24), metadata)
+        for chunk in batches(file, path.name):
             rows.add(chunk)
         trace = rows.finish(path.name, tuple(metadata.get("notes", ())))
     return trace if "tier_names" in metadata else with_sorted_names(trace)
 
 
-def _batches(file: pq.ParquetFile, name: str) -> Iterator[Chunk]:
+def batches(file: pq.ParquetFile, name: str) -> Iterator[Chunk]:
+    """The record batches of a Parquet file of this form, named for errors."""
     first = 1
     for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
         columns = {}

@@ -10,7 +10,15 @@ import numpy as np
 
 from trimtab.engine_bridge.errors import FlagError, TraceError, did_you_mean
 from trimtab.engine_bridge.trace import Trace
-from trimtab.training.traces import azure, burstgpt, canonical, mooncake, servegen, vidur
+from trimtab.training.traces import (
+    azure,
+    burstgpt,
+    canonical,
+    mooncake,
+    servegen,
+    traffic_log,
+    vidur,
+)
 from trimtab.training.traces.agent_sessions import read_agent_sessions, session_files
 from trimtab.training.traces.options import Label, ReadOptions
 from trimtab.training.traces.source import head_of, reading
@@ -25,7 +33,11 @@ _SESSION_MARKS = (b'"requests"', b'"hash_id_scope"', b'"block_size"')
 def _read_trimtab(
     path: Path, rng: np.random.Generator, label: Label, options: ReadOptions
 ) -> Trace:
+    if path.is_dir():
+        return traffic_log.read_traffic_log(path, rng, label, options)
     packed = head_of(path, 4) == _PARQUET_MAGIC
+    if packed and traffic_log.is_log_file(path):
+        return traffic_log.read_traffic_log(path, rng, label, options)
     read = canonical.read_canonical_parquet if packed else canonical.read_canonical_csv
     return read(path, rng, label, options)
 
@@ -41,7 +53,7 @@ READERS: dict[str, Reader] = {
 }
 """Reader by format name."""
 
-DIRECTORY_FORMATS = ("kv-cache-tester", "servegen")
+DIRECTORY_FORMATS = ("trimtab", "kv-cache-tester", "servegen")
 """Formats of which a trace may be a directory of files."""
 
 
@@ -118,13 +130,15 @@ def detect_format(path: Path | str) -> str:
 
 def _directory_format(path: Path) -> str:
     with reading(path):
+        if traffic_log.log_files(path):
+            return "trimtab"
         if session_files(path):
             return "kv-cache-tester"
         if any(servegen.FILE_NAME.match(file.name) for file in path.iterdir()):
             return "servegen"
     raise TraceError(
         str(path),
-        bound="a directory of trace_*.json[.gz] or chunk-N-trace.csv[.gz] files",
+        bound="a directory of trace_*.json[.gz], chunk-N-trace.csv[.gz] or traffic-*.parquet files",
         remedy="name the directory that holds the files themselves",
     )
 
