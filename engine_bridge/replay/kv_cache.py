@@ -203,7 +203,9 @@ def hold_cached(s: State, row: int) -> None:
             item.charge = pool
             s.pools[pool].held += 1
         item.refs += 1
-        item.reused = 1
+        if r.preemptions == 0:
+            # Who comes back to its own blocks does not show that others do.
+            item.reused = 1
         s.pool_refs[number, pool] += 1
         s.tables[r.table, block] = number
     r.named_blocks = named

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.heaps import drop_first
-from trimtab.engine_bridge.replay.layout import DECODING, EVENT_ELIGIBLE, NONE, State
+from trimtab.engine_bridge.replay.kv_cache import take_growth
+from trimtab.engine_bridge.replay.layout import DECODING, EVENT_ELIGIBLE, F8, NONE, State
 from trimtab.engine_bridge.replay.lifecycle import (
     admit,
     arrive,
@@ -114,19 +115,30 @@ def begin(s: State) -> int:
 
 
 @compiled
-def model_step_ms(s: State) -> float:
-    """The step-time model for the step that was planned, milliseconds."""
+def grow(s: State) -> None:
+    """The decodes of the planned step get their new blocks: note how many, by pool."""
+    take_growth(s)
+
+
+@compiled
+def step_facts(s: State, facts: F8) -> float:
+    """What the planned step carries, and the step-time model's milliseconds for it.
+
+    Args:
+        s: The books.
+        facts: Filled with decodes, the KV tokens that they read, prefill chunks, their tokens and
+            their query-key pairs, shape (5,).
+    """
     e = s.engine[0]
-    chunks, tokens, pairs = 0, 0, 0.0
+    facts[0], facts[1] = e.decoding, e.read_tokens
+    facts[2] = facts[3] = facts[4] = 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:
-            chunks += 1
-            tokens += r.grant
-            pairs += r.grant * (r.computed + 0.5 * r.grant)
-    return predicted_step_ms(
-        s.coef, float(e.decoding), float(e.read_tokens), float(chunks), float(tokens), pairs
-    )
+            facts[2] += 1.0
+            facts[3] += r.grant
+            facts[4] += r.grant * (r.computed + 0.5 * r.grant)
+    return predicted_step_ms(s.coef, facts[0], facts[1], facts[2], facts[3], facts[4])
 
 
 @compiled

@@ -43,6 +43,8 @@ _ROOM, _GROWN, _PICK, _JUDGE, _MAKE_ROOM, _PLACE, _CHECK, _JOIN, _JOINED, _END =
 
 SCAN = 64
 """Requests of one tenant that rule 14 looks at."""
+SCAN_A_TIER = 256
+"""Of a tier's in all; of each waiting tenant one at least. A long queue must not cost a step."""
 
 # Why a tier admits no more in this step: no place in the batch, no tokens for it in this pass (open
 # again in the next, but its share kept it out of the first), or a limit of its own.
@@ -59,8 +61,9 @@ def pick_candidate(s: State, number: int) -> None:
     if row != NONE:
         tier.candidate_finish_ms = s.req[row].finish_tag_ms
     elif e.rule_feasible == 1:
+        scan = max(1, min(SCAN, SCAN_A_TIER // max(1, tier.active_count)))
         row = next_by_feasibility(
-            s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, number, SCAN
+            s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, number, scan
         )
     else:
         row = next_by_finish(s.tiers, s.tenants, s.req, s.lists, s.active, number)

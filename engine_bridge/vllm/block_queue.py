@@ -18,8 +18,8 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.build import EVICTION
 from trimtab.engine_bridge.rules import retention
 
-HELD: Final = -1
-_EMPTY: Final = -2
+HELD: Final = 255
+_EMPTY: Final = 254
 
 _PRIOR: Final = 0.01
 _GHOSTS: Final = 4
@@ -40,10 +40,12 @@ class RetentionQueue:
         num_free_blocks: Blocks that no running request holds.
         pool: Pool of the request that takes blocks next.
         weight: Weight of its tier.
+        shows_reuse: Whether it finds cached blocks as a new request.
         kinds: Retention classes that blocks fall idle in: never hit again, hit again.
         now_s: The scheduler's time.
         held: Blocks that each pool's running requests hold, shared ones once.
-        growing: Blocks of each pool that this step's decodes are about to take.
+        growing: Blocks of each pool that this step's decodes are about to take; others leave them
+            as many empty ones.
         guaranteed: Blocks that each pool is guaranteed.
         woken: By class, idle blocks that were asked for again, fading.
         lost: By class, idle blocks that were evicted and not asked for since, fading.
@@ -83,8 +85,9 @@ class RetentionQueue:
         self._empty = FreeKVCacheBlockQueue(free)
         self._lists = [FreeKVCacheBlockQueue([]) for _ in factors]
         self.num_free_blocks = len(free)
-        self._kind = [_EMPTY] * count
-        self._charge = [0] * count
+        # A byte a block: a list of numbers would cost a cache miss each time.
+        self._kind = bytearray([_EMPTY]) * count
+        self._charge = bytearray(count)
         self._idle_s = [0.0] * count
         self._sequence = [0] * count
         self._reused = bytearray(count)
@@ -99,6 +102,7 @@ class RetentionQueue:
         self._eviction, self._learns = eviction, learn_reuse
         self.pool, self.weight, self.now_s = 0, float("inf"), 0.0
         self.kinds = (0, 0)
+        self.shows_reuse = True
         self.held = [0] * pools
         self.growing = [0] * pools
         self.guaranteed = [self._total] * pools
@@ -125,7 +129,7 @@ class RetentionQueue:
         """Take `n` blocks for the pool and weight that were set; the caller knows they are free."""
         if n == 0:
             return []
-        self.make_empty(n)
+        self.make_empty(n + sum(self.growing))
         blocks: list[KVCacheBlock] = self._empty.popleft_n(n)
         pool, kind, charge = self.pool, self._kind, self._charge
         for block in blocks:
@@ -147,7 +151,7 @@ class RetentionQueue:
             self._learn(kind, 1, 0)
         self._kind[number] = HELD
         self._charge[number] = self.pool
-        self._reused[number] = 1
+        self._reused[number] |= self.shows_reuse
         self.held[self.pool] += 1
         self.num_free_blocks -= 1
 
@@ -194,8 +198,12 @@ class RetentionQueue:
         self._tier_weight[:] = allocation.weights
         self._factors[:] = allocation.retention
 
-    def takes(self, tier: int, found: Sequence[KVCacheBlock]) -> None:
-        """A request of a tier is about to take blocks, these cached ones among them."""
+    def takes(self, tier: int, found: Sequence[KVCacheBlock], returns: bool) -> None:
+        """A request of a tier is about to take blocks, these cached ones among them.
+
+        One that `returns` after a preemption does not show that others come back for them.
+        """
+        self.shows_reuse = not returns
         self.pool, self.weight = self._tier_pool[tier], self._tier_weight[tier]
         self._share(found, self.pool)
 
@@ -221,7 +229,7 @@ class RetentionQueue:
             number = block.block_id
             if block.ref_cnt == 0:
                 continue
-            self._reused[number] = 1
+            self._reused[number] |= self.shows_reuse
             if self._charge[number] != pool:
                 refs = self._foreign.setdefault(number, {})
                 refs[pool] = refs.get(pool, 0) + 1
@@ -229,12 +237,14 @@ class RetentionQueue:
     def _unshare(self, blocks: Iterable[KVCacheBlock], pool: int) -> None:
         """A request of `pool` is about to let go of these blocks; call it before it does.
 
-        A shared block is charged to a pool that still holds it. Blocks are shared from the first
-        on, so it stops at the first that is not.
+        A shared block is charged to a pool that still holds it. Any may be shared: of content that
+        exists twice, the first copy is found, and that can be another request's block by block.
         """
+        if not self._foreign:
+            return
         for block in blocks:
             if block.ref_cnt <= 1:
-                return
+                continue
             number = block.block_id
             refs = self._foreign.get(number)
             if refs is None:

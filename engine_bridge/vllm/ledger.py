@@ -70,6 +70,7 @@ class Ledger:
         self._capacity = max_num_seqs
         self._row_of: dict[str, int] = {}
         self._id_of: dict[int, str] = {}
+        self._tenant_of: dict[int, str] = {}
         self._ended: list[int] = []
         self._account_of: list[OrderedDict[str, int]] = [OrderedDict() for _ in plan.tiers]
         self._users = np.zeros(len(plan.tiers) * accounts, np.int64)
@@ -85,6 +86,7 @@ class Ledger:
         self._free_rows = list(range(len(state.req) - 1, -1, -1))
         self.allocation = Allocation.static(plan)
         put_allocation(self._state, self.allocation, capacity=max_num_seqs)
+        self._facts = np.zeros(5)
         self._interval_start_s = np.nan
         self._interval_busy_ms = 0.0
 
@@ -95,6 +97,7 @@ class Ledger:
         engine = state.engine
         self._now_s, self._op_row = engine["now_s"], engine["op_row"]
         self._op_tokens, self._step = engine["op_tokens"], engine["step"]
+        self._prefilling, self._grown_step = engine["prefilling"], engine["grown_step"]
         self._empty_blocks, self._cached_blocks = engine["empty_blocks"], engine["cached_blocks"]
         self._pool_held = state.pools["held"]
         self._class_blocks = state.classes["blocks"]
@@ -147,10 +150,10 @@ class Ledger:
     @property
     def growing_blocks(self) -> list[int]:
         """By pool, blocks that the decodes of the step being planned are about to take."""
-        e = self._state.engine[0]
-        if e.grown_step != e.step:
-            return [0] * len(self._state.pools)
-        return [int(n) for n in self._state.grow[:, e.step % e.block_size]]
+        if self._grown_step[0] != self._step[0]:
+            return [0] * len(self._pool_held)
+        grow = self._state.grow
+        return list(grow[:, self._step[0] % grow.shape[1]].tolist())
 
     @property
     def growth_weight(self) -> float:
@@ -158,6 +161,22 @@ class Ledger:
         s, e = self._state, self._state.engine[0]
         grows = s.tier_grow[:, e.step % e.block_size] > 0
         return float(s.tiers.weight[grows].min()) if grows.any() else np.inf
+
+    def tenant(self, row: int) -> str:
+        """Whose a row is."""
+        return self._tenant_of[row]
+
+    def tenant_service_ms(self) -> dict[tuple[int, str], float]:
+        """Engine time by tier number and tenant, since the account was opened or last asked for."""
+        service = self._state.tenants.service_ms
+        told = {
+            (tier, tenant): float(service[account])
+            for tier, known in enumerate(self._account_of)
+            for tenant, account in known.items()
+            if service[account] > 0.0
+        }
+        service[:] = 0.0
+        return told
 
     # What happens to requests.
 
@@ -192,6 +211,7 @@ class Ledger:
         self._users[account] += 1
         self._row_of[request_id] = row
         self._id_of[row] = request_id
+        self._tenant_of[row] = tenant
         live.arrive_live(self.handle, row, arrived_s)
         return row
 
@@ -199,7 +219,7 @@ class Ledger:
         """A request is over; `outcome` as in `replay.layout`."""
         row = self._row_of.pop(request_id)
         live.end_live(self.handle, row, outcome, generated_tokens)
-        del self._id_of[row]
+        del self._id_of[row], self._tenant_of[row]
         self._users[int(self._state.req[row].tenant)] -= 1
         self._ended.append(row)
 
@@ -247,6 +267,10 @@ class Ledger:
         """The next operation of the plan; its row is `op_row`."""
         return int(next_op(self.handle))
 
+    def grow(self) -> None:
+        """Answer to GROW: the decodes get their blocks; `growing_blocks` tells how many."""
+        live.grow(self.handle)
+
     @property
     def op_row(self) -> int:
         """Whom the operation is about."""
@@ -269,11 +293,15 @@ class Ledger:
         self._class_woken[:] = woken
         self._class_lost[:] = lost
 
+    @property
+    def prefills(self) -> bool:
+        """Whether anybody's prompt is being computed."""
+        return bool(self._prefilling[0])
+
     def grants(self) -> dict[int, int]:
         """Prefill tokens of the planned step by row."""
-        e = self._state.engine[0]
-        rows = self._state.prefilling[: e.prefilling]
-        return {int(row): int(self._grant[row]) for row in rows}
+        rows = self._state.prefilling[: self._prefilling[0]].tolist()
+        return dict(zip(rows, self._grant[rows].tolist(), strict=True))
 
     def set_grant(self, row: int, tokens: int) -> None:
         """What the engine really gave a prefill in this step."""
@@ -281,9 +309,14 @@ class Ledger:
 
     # After a step.
 
-    def model_step_ms(self) -> float:
-        """What the step-time model expects of the planned step."""
-        return float(live.model_step_ms(self.handle))
+    def step_facts(self) -> tuple[float, list[float]]:
+        """Of the planned step: the step-time model's milliseconds, and what it carries.
+
+        That is decodes, the KV tokens that they read, prefill chunks, their tokens and their
+        query-key pairs.
+        """
+        model_ms = float(live.step_facts(self.handle, self._facts))
+        return model_ms, self._facts.tolist()
 
     def book(self, speed: float) -> None:
         """The planned step has run, `speed` times as long as the model says."""
@@ -315,8 +348,11 @@ class Ledger:
         self._interval_busy_ms = float(self._state.engine[0].busy_ms)
         log = TelemetryLog()
         log.add(tables, heads, self.allocation)
+        blank = self._blank
         for row in self._ended:
-            self._state.req[row] = self._blank
+            # Step events of the request that ended may still be queued: the version tells.
+            blank.version = self._state.req[row].version
+            self._state.req[row] = blank
         self._free_rows += reversed(self._ended)
         self._ended.clear()
         return log[0]

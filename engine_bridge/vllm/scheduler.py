@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final, NamedTuple, cast
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -29,11 +30,16 @@ from trimtab.engine_bridge.replay.layout import CANCELLED, FINISHED, NONE, REFUS
 from trimtab.engine_bridge.vllm import shedding
 from trimtab.engine_bridge.vllm.block_queue import retention_queue
 from trimtab.engine_bridge.vllm.clock import Clock, WallClock
+from trimtab.engine_bridge.vllm.control_server import ControlServer
+from trimtab.engine_bridge.vllm.control_store import AllocationStore
 from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
 from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, PREEMPT, Ledger
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 from trimtab.engine_bridge.vllm.seams import check_engine
 from trimtab.engine_bridge.vllm.settings import PluginSettings
+from trimtab.engine_bridge.vllm.watch import Watch
+
+logger = init_logger(f"vllm.{__name__}")
 
 _STALE_S: Final = 1e-3
 """How long a request with output in flight is passed over before it is looked at again."""
@@ -43,6 +49,7 @@ _OUTCOMES: Final = {
     RequestStatus.FINISHED_REPETITION: FINISHED,
     RequestStatus.FINISHED_ABORTED: CANCELLED,
 }
+_NOTHING: Final[tuple[float, list[float]]] = (0.0, [])
 _SLOWEST, _FASTEST = 5.0, 0.2
 """A step's time over what is believed, beyond which it is taken for an accident and cut."""
 
@@ -66,6 +73,8 @@ class _Flying(NamedTuple):
     model_ms: float
     start_s: float
     booked: bool
+    facts: list[float]
+    """As `Ledger.step_facts` tells them."""
 
 
 class FairScheduler(AsyncScheduler):
@@ -99,6 +108,53 @@ class FairScheduler(AsyncScheduler):
         self._flying: deque[_Flying] = deque()
         self._last_output_s = float("-inf")
         self._shed: list[Request] = []
+        self._store = AllocationStore(
+            self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=self._clock.now_s
+        )
+        self._draft_tokens = self._ledger.allocation.draft_tokens
+        rank = self.vllm_config.parallel_config.data_parallel_rank
+        self._watch = Watch(
+            self._plan,
+            self._settings,
+            rank=rank,
+            block_size=self.hash_block_size,
+            now_s=self._clock.now_s(),
+        )
+        self._control = self._serve_control(rank)
+        logger.info(
+            "Trimtab's fair scheduler: plan %s, engine %s, %d KV blocks, asynchronous: %s",
+            self._plan.name,
+            self._settings.engine,
+            self._blocks.num_free_blocks,
+            self.scheduler_config.async_scheduling,
+        )
+
+    def _serve_control(self, rank: int) -> ControlServer | None:
+        path, tcp = self._settings.control_socket, self._settings.control_tcp
+        if path is None and tcp is None:
+            return None
+        server = ControlServer(
+            self._store,
+            path=path,
+            tcp=tcp,
+            rank=rank,
+            telemetry=lambda: self._watch.telemetry,
+            health=lambda: {
+                "engine": self._settings.engine,
+                "plan": self._plan.name,
+                "steps": self._ledger.step,
+                "running": len(self.running),
+                "waiting": len(self.waiting),
+            },
+        )
+        return server.start()
+
+    def shutdown(self) -> None:
+        """Close the control socket and write the logs out."""
+        if self._control is not None:
+            self._control.close()
+        self._watch.close()
+        super().shutdown()
 
     def _make_ledger(self) -> Ledger:
         scheduler = self.scheduler_config
@@ -115,6 +171,9 @@ class FairScheduler(AsyncScheduler):
     def use_clock(self, clock: Clock) -> None:
         """Take the time from somewhere else than the wall; before the first request."""
         self._clock = clock
+        self._store = AllocationStore(
+            self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=clock.now_s
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -133,6 +192,7 @@ class FairScheduler(AsyncScheduler):
     def apply(self, allocation: Allocation) -> None:
         """Make a lawful allocation hold from the next step on; between steps only."""
         self._ledger.apply(allocation)
+        self._draft_tokens = allocation.draft_tokens
         self._blocks.set_allocation(allocation)
         self._blocks.guaranteed = self._ledger.guaranteed_blocks
 
@@ -181,6 +241,7 @@ class FairScheduler(AsyncScheduler):
         row = self._ledger.row(request.request_id)
         if row is not None:
             self._ledger.preempt(row)
+            self._watch.preempted()
 
     def _free_request_blocks(self, request: Request) -> None:
         row = self._ledger.row(request.request_id)
@@ -195,9 +256,16 @@ class FairScheduler(AsyncScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         answer = super()._free_request(request, *args, **kwargs)
         if self._ledger.row(request.request_id) is not None:
-            outcome = _OUTCOMES.get(request.status, REFUSED)
-            self._ledger.end(request.request_id, outcome, request.num_output_tokens)
+            self._end(request, _OUTCOMES.get(request.status, REFUSED))
         return answer
+
+    def _end(self, request: Request, outcome: int) -> None:
+        ledger = self._ledger
+        row = cast(int, ledger.row(request.request_id))
+        self._watch.ended(
+            request, ledger.facts(row), ledger.tenant(row), outcome, self._clock.now_s()
+        )
+        ledger.end(request.request_id, outcome, request.num_output_tokens)
 
     # A step.
 
@@ -207,6 +275,9 @@ class FairScheduler(AsyncScheduler):
         ledger = self._ledger
         self._book_unbooked()
         self._blocks.now_s = now_s
+        changed = self._store.take(now_s)
+        if changed is not None:
+            self.apply(changed)
         if self._unready:
             self._wake_unready()
         row = ledger.enter(now_s)
@@ -216,9 +287,10 @@ class FairScheduler(AsyncScheduler):
         if self.pause_state == PauseState.UNPAUSED:
             self._carry_out_plan()
         output = self._let_schedule(args, kwargs)
-        self._settle(output)
-        model_ms = ledger.model_step_ms() if output.total_num_scheduled_tokens else 0.0
-        self._flying.append(_Flying(model_ms, now_s, False))
+        if self._chunks:
+            self._settle(output)
+        model_ms, facts = ledger.step_facts() if output.total_num_scheduled_tokens else _NOTHING
+        self._flying.append(_Flying(model_ms, now_s, False, facts))
         return output
 
     def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
@@ -265,8 +337,6 @@ class FairScheduler(AsyncScheduler):
         ledger, blocks = self._ledger, self._blocks
         ledger.set_blocks(blocks.num_free_blocks, blocks.held)
         op = ledger.begin()
-        if op != DONE:
-            self._show_blocks()
         while op != DONE:
             if op == LOOK_UP:
                 self._look_up(ledger.op_row)
@@ -275,19 +345,22 @@ class FairScheduler(AsyncScheduler):
             elif op == PREEMPT:
                 self._make_way(ledger.op_row)
             elif op == GROW:
+                ledger.grow()
                 blocks.growing = ledger.growing_blocks
                 blocks.weight = ledger.growth_weight
                 blocks.make_empty(sum(blocks.growing))
+            blocks.growing = ledger.growing_blocks
             self._show_blocks()
             op = ledger.next_op()
+        # From here on vLLM takes what was kept for them.
+        blocks.growing = [0] * len(blocks.growing)
         self._take_chunks()
 
     def _show_blocks(self) -> None:
         """Tell the books what is free and held now."""
-        blocks, growing = self._blocks, self._ledger.growing_blocks
-        blocks.growing = growing
-        held = [h + g for h, g in zip(blocks.held, growing, strict=True)]
-        self._ledger.set_blocks(blocks.num_free_blocks - sum(growing), held)
+        blocks = self._blocks
+        held = [h + g for h, g in zip(blocks.held, blocks.growing, strict=True)]
+        self._ledger.set_blocks(blocks.num_free_blocks - sum(blocks.growing), held)
         self._ledger.set_classes(*blocks.classes())
 
     def _look_up(self, row: int) -> None:
@@ -315,9 +388,9 @@ class FairScheduler(AsyncScheduler):
         request = self.requests[ledger.request_id(row)]
         found = self._found.pop(row)
         computed, hits = found[1], found[0].blocks[0]
-        facts = ledger.facts(row)
-        blocks.takes(ledger.tier(row), hits)
-        if facts.preemptions == 0:
+        returns = ledger.facts(row).preemptions > 0
+        blocks.takes(ledger.tier(row), hits, returns)
+        if not returns:
             hashes = request.block_hashes[len(hits) :]
             blocks.note_misses(make_block_hash_with_group_id(h, 0) for h in hashes)
         tokens = min(ledger.op_tokens, request.num_tokens - computed)
@@ -331,6 +404,8 @@ class FairScheduler(AsyncScheduler):
         )
         assert given is not None, "the plan has seen to it that the blocks are free"
         ledger.admit(row)
+        if request.num_output_tokens == 0:
+            self._watch.awaits_first_token(request.request_id)
         self._joining[request.request_id] = _Joining(request, row, found, given, computed + tokens)
 
     def _take_chunks(self) -> None:
@@ -369,18 +444,57 @@ class FairScheduler(AsyncScheduler):
                 self._ledger.book(self._ledger.scale)
             self._flying.append(step._replace(booked=True))
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: Any
+    ) -> Any:
         """Book the step's time, then let vLLM take the output in."""
         now_s = self._clock.now_s()
         if self._flying:
             self._book(self._flying.popleft(), now_s)
         self._last_output_s = now_s
         self._blocks.now_s = now_s
-        outputs = super().update_from_output(*args, **kwargs)
+        if scheduler_output.scheduled_spec_decode_tokens:
+            self._count_drafts(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._watch.output(self.requests, now_s)
         if self._shed:
             shedding.answer(outputs, self._shed)
             self._shed = []
+        if self._watch.due(now_s) or not self.requests:
+            self._show_blocks()
+            self._watch.interval(self._ledger, self._store.describe().lease_left_s, now_s)
         return outputs
+
+    # Speculation (rule 9): the tier's draft length.
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Drafts of the step that comes; each tier's are cut to its length."""
+        super().update_draft_token_ids(draft_token_ids)
+        for request_id in draft_token_ids.req_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._cut_draft(request)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        if self.num_spec_tokens and self.scheduler_config.async_scheduling:
+            # Placeholders for drafts that the workers are about to make.
+            for request_id in scheduler_output.num_scheduled_tokens:
+                self._cut_draft(self.requests[request_id])
+
+    def _cut_draft(self, request: Request) -> None:
+        most = self._draft_tokens[request.priority]
+        if len(request.spec_token_ids) > most:
+            request.spec_token_ids = request.spec_token_ids[:most]
+
+    def _count_drafts(self, scheduled: SchedulerOutput, output: Any) -> None:
+        for request_id, drafted in scheduled.scheduled_spec_decode_tokens.items():
+            request = self.requests.get(request_id)
+            at = output.req_id_to_index.get(request_id)
+            if request is None or at is None or not output.sampled_token_ids:
+                continue
+            accepted = max(0, len(output.sampled_token_ids[at]) - 1)
+            self._watch.drafts(request.priority, len(drafted), accepted)
 
     def _book(self, step: _Flying, now_s: float) -> None:
         ledger = self._ledger
@@ -392,12 +506,16 @@ class FairScheduler(AsyncScheduler):
                 ledger.believe(speed)
             else:
                 ledger.book(speed)
+            step_ms = (now_s - start_s) * 1e3
+            held = sum(self._blocks.held)
+            running, waiting = len(self.running), len(self.waiting)
+            self._watch.step(now_s, step_ms, step.facts, running, waiting, held)
         if not step.booked:
             ledger.set_now(now_s)
 
     def _give_up(self, row: int) -> None:
         """Rule 15: the request is too late; its client is told so with the next output."""
         request = self.requests[self._ledger.request_id(row)]
-        self._ledger.end(request.request_id, SHED, 0)
+        self._end(request, SHED)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
         self._shed.append(request)

@@ -28,6 +28,7 @@ from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
@@ -52,6 +53,8 @@ _PRIVATE = 1 << 32
 """Token ids from here on belong to one request only; below it they come from prefix ids."""
 _NO_STOP = -1
 
+StockScheduler = AsyncScheduler
+"""What vLLM runs by default on a GPU."""
 Prepare = Callable[[Scheduler, Callable[[], float]], None]
 
 
@@ -183,6 +186,12 @@ class VirtualVllm:
                 raise RuntimeError("requests wait that nothing will ever admit")
         return None
 
+    def cancel(self, row: int) -> None:
+        """The client of that row has gone."""
+        if _name(row) in self.scheduler.requests:
+            self.scheduler.finish_requests(_name(row), RequestStatus.FINISHED_ABORTED)
+            self._ended(row)
+
     def _next_event_s(self) -> float:
         return min(self._next_due_s(), self._next_of_scheduler_s())
 
@@ -211,9 +220,8 @@ class VirtualVllm:
             at_s, row, kind = heapq.heappop(self._timers)
             if kind == _ARRIVAL:
                 self._arrive(row, at_s)
-            elif _name(row) in self.scheduler.requests:
-                self.scheduler.finish_requests(_name(row), RequestStatus.FINISHED_ABORTED)
-                self._ended(row)
+            else:
+                self.cancel(row)
 
     def _arrive(self, row: int, at_s: float) -> None:
         trace, spec = self._trace, self._spec
