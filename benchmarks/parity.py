@@ -6,9 +6,10 @@
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
 (`trimtab.engine_bridge.vllm.virtual_time`). Compared are each step's map of requests to scheduled
 tokens, and its end time bit for bit. Nothing is put right after a difference: what follows from it
-counts as different too. The random workloads mix tiers, sessions, shared prefixes, cancellations
-and equal arrival times, on engines whose token budget and KV cache are small enough for chunking
-and preemption.
+counts as different too. The random workloads mix tiers, tenants, sessions, shared prefixes, bursts
+of equal prompts, cancellations and equal arrival times, on engines whose token budget and KV cache
+are small enough for chunking and preemption. Under the fair rules most of them run on a random plan
+(switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,14 +27,18 @@ import numpy as np
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import Plan, load_plan
+from trimtab.engine_bridge.plan.load import with_values
+from trimtab.engine_bridge.plan.schema import Rules
 from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.engine_bridge.vllm.virtual_time import VirtualClock, VirtualVllm
 
 TIERS = ("T0", "T1", "T2", "T3")
+TENANTS = ("a", "b", "c", "d", "e", "f", "g")
 SHOWN = 10
 CHANGE_STEPS = 40
 LONGEST_PROMPTS, LONGEST_OUTPUT = (200, 1000, 4000), 300
+SWITCHES = tuple(f"rules.{name}" for name in Rules.model_fields)
 
 
 @dataclass
@@ -41,7 +47,9 @@ class Draft:
 
     rng: np.random.Generator
     id_tokens: int
+    block_size: int
     longest_prompt: int
+    tenants: int
     ids: int = 0
     rows: list[dict] = field(default_factory=list)
 
@@ -70,15 +78,44 @@ def engine(rng: np.random.Generator, *, caching: bool) -> EngineSpec:
 def workload(rng: np.random.Generator, spec: EngineSpec, requests: int) -> Trace:
     """Random traffic for that engine."""
     id_tokens = spec.block_size * int(rng.choice([1, 1, 1, 4])) // int(rng.choice([1, 1, 1, 2]))
-    draft = Draft(rng, id_tokens, int(rng.choice(LONGEST_PROMPTS)))
+    tenants = int(rng.integers(1, len(TENANTS) + 1))
+    draft = Draft(rng, id_tokens, spec.block_size, int(rng.choice(LONGEST_PROMPTS)), tenants)
     prefixes = [draft.new_ids(int(rng.integers(1, 1200 // id_tokens))) for _ in range(5)]
     rate = np.exp(rng.uniform(np.log(4.0), np.log(80.0)))
     at_s = 0.0
     while len(draft.rows) < requests:
         if rng.random() > 0.1:
             at_s += float(rng.exponential(1.0 / rate))
-        _conversation(draft, at_s, prefixes)
+        if rng.random() < 0.03:
+            _burst(draft, at_s)
+        else:
+            _conversation(draft, at_s, prefixes)
     return _trace(draft)
+
+
+def _burst(draft: Draft, at_s: float) -> None:
+    """Several requests at once with the same new prefix, each with an end of its own."""
+    rng = draft.rng
+    ids = draft.new_ids(int(rng.integers(1, 20)))
+    for _ in range(int(rng.integers(3, 12))):
+        _request(
+            draft,
+            arrival_s=at_s,
+            tier=int(rng.integers(0, len(TIERS))),
+            prompt_tokens=len(ids) * draft.id_tokens + draft.length(100),
+            output_tokens=int(rng.integers(1, 50)),
+            ids=ids,
+        )
+
+
+def _request(draft: Draft, **values: object) -> None:
+    """Append a request; what is not given is as for a single one."""
+    rng = draft.rng
+    row: dict = {"session": NO_SESSION, "turn": 0, "think_s": 0.0} | values
+    row["tenant"] = int(rng.integers(0, draft.tenants))
+    gone = rng.random() < 0.1
+    row["cancel_after_s"] = float(rng.exponential(3.0)) + 1e-3 if gone else np.inf
+    draft.rows.append(row)
 
 
 def _conversation(draft: Draft, at_s: float, prefixes: list[list[int]]) -> None:
@@ -96,24 +133,22 @@ def _conversation(draft: Draft, at_s: float, prefixes: list[list[int]]) -> None:
         prompt += draft.length(draft.longest_prompt // (4 if turns > 1 or ids else 1))
         if rng.random() < 0.1 and ids:
             prompt = len(ids) * draft.id_tokens
-        output = int(rng.integers(1, LONGEST_OUTPUT + 1))
+        elif rng.random() < 0.1:
+            # Just full blocks, or one token more.
+            prompt += -prompt % draft.block_size + int(rng.integers(0, 2))
+        output = 1 if rng.random() < 0.1 else int(rng.integers(1, LONGEST_OUTPUT + 1))
         if turns > 1:
             ids = ids + draft.new_ids(max(0, (prompt + output) // draft.id_tokens - len(ids)))
-        draft.rows.append(
-            {
-                "arrival_s": at_s if closed else at_s + turn * float(rng.exponential(1.0)),
-                "tier": tier,
-                "tenant": int(rng.integers(0, 3)),
-                "prompt_tokens": max(1, prompt),
-                "output_tokens": output,
-                "session": number if closed and turns > 1 else NO_SESSION,
-                "turn": turn if closed else 0,
-                "think_s": float(rng.exponential(0.3)) if turn and closed else 0.0,
-                "cancel_after_s": float(rng.exponential(3.0)) + 1e-3
-                if rng.random() < 0.1
-                else np.inf,
-                "ids": ids,
-            }
+        _request(
+            draft,
+            arrival_s=at_s if closed else at_s + turn * float(rng.exponential(1.0)),
+            tier=tier,
+            prompt_tokens=max(1, prompt),
+            output_tokens=output,
+            session=number if closed and turns > 1 else NO_SESSION,
+            turn=turn if closed else 0,
+            think_s=float(rng.exponential(0.3)) if turn and closed else 0.0,
+            ids=ids,
         )
         prompt += output
 
@@ -125,7 +160,7 @@ def _trace(draft: Draft) -> Trace:
         **{name: np.array([r[name] for r in rows]) for name in plain},
         cancel_after_s=np.array([r["cancel_after_s"] for r in rows]),
         tier_names=TIERS,
-        tenant_names=("a", "b", "c"),
+        tenant_names=TENANTS,
         session=np.array([r["session"] for r in rows], np.int32),
         turn=np.array([r["turn"] for r in rows], np.int32),
         prefix_offsets=np.concatenate(([0], np.cumsum([len(r["ids"]) for r in rows]))),
@@ -134,21 +169,56 @@ def _trace(draft: Draft) -> Trace:
     )
 
 
+def random_plan(rng: np.random.Generator) -> Plan:
+    """The shipped plan, or one with other switches, pools, targets and eviction."""
+    plan = load_plan(None)
+    if rng.random() < 0.3:
+        return plan
+    changes: dict[str, object] = {name: bool(rng.random() < 0.85) for name in SWITCHES}
+    changes["retention.eviction"] = str(
+        rng.choice(["scaled_age", "scaled_age", "lru", "tier_order", "fixed_quota"])
+    )
+    changes["retention.learn_reuse"] = bool(rng.random() < 0.5)
+    if rng.random() < 0.5:
+        changes["retention.classes"] = {}
+    changes["backoff.per_waiting_ms"] = float(rng.uniform(0.0, 30.0))
+    changes["feasible.window_ms"] = float(rng.choice([0.0, 300.0, 1500.0]))
+    changes["prefill.budget_tokens"] = int(rng.integers(256, 2000))
+    changes["prediction.initial_output_tokens"] = int(rng.integers(16, 400))
+    for name in TIERS:
+        changes[f"tiers.{name}.weight"] = float(rng.choice([1.0, 4.0, 4.0, 60.0, 3000.0]))
+        changes[f"tiers.{name}.pool"] = str(rng.choice(list(plan.pools)))
+        changes[f"tiers.{name}.backoff"] = bool(rng.random() < 0.5)
+        changes[f"tiers.{name}.max_running"] = (
+            int(rng.integers(1, 12)) if rng.random() < 0.2 else None
+        )
+        changes[f"tiers.{name}.targets.ttft_ms"] = float(rng.uniform(100.0, 4000.0))
+        changes[f"tiers.{name}.shed.mode"] = str(rng.choice(["never", "refuse", "demote"]))
+    for name, pool in zip(TIERS, plan.pools, strict=False):
+        # Each pool belongs to a tier.
+        changes[f"tiers.{name}.pool"] = pool
+    return with_values(plan, changes)
+
+
 def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> VirtualVllm:
-    """vLLM under its own rules, or with the fair scheduler."""
+    """The real scheduler: under its own rules, or the fair one."""
     if rules != "fair":
         return VirtualVllm(trace, plan, spec, policy=rules)
     from trimtab.engine_bridge.vllm import FairScheduler
 
-    return VirtualVllm(
-        trace,
-        plan,
-        spec,
-        scheduler_class=FairScheduler,
-        policy="priority",
-        additional_config={"trimtab": {"engine": spec.name}},
-        prepare=lambda scheduler, now: scheduler.use_clock(VirtualClock(now)),
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.yaml"
+        # JSON is YAML.
+        path.write_text(plan.model_dump_json())
+        return VirtualVllm(
+            trace,
+            plan,
+            spec,
+            scheduler_class=FairScheduler,
+            policy="priority",
+            additional_config={"trimtab": {"engine": spec.name, "plan": str(path)}},
+            prepare=lambda scheduler, now: scheduler.use_clock(VirtualClock(now)),
+        )
 
 
 def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) -> Allocation:
@@ -161,6 +231,10 @@ def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) 
         kv_fractions=tuple(map(float, fractions / fractions.sum())),
         prefill_shares=tuple(map(float, shares / shares.sum())),
         prefill_budget_tokens=int(before.prefill_budget_tokens * rng.uniform(0.6, 1.6)),
+        retention=tuple(float(f * rng.uniform(0.5, 2.0)) for f in before.retention),
+        shed_at=tuple(float(f * rng.uniform(0.9, 1.1)) for f in before.shed_at),
+        slack_fraction=float(rng.random()),
+        low_tier_chunk_share=float(rng.random()),
         max_num_seqs=int(rng.integers(4, 65)),
         version=before.version + 1,
     )
@@ -172,7 +246,7 @@ def compare(job: tuple[int, int, str, bool]) -> dict:
     rng = np.random.default_rng([seed, caching])
     spec = engine(rng, caching=caching)
     trace = workload(rng, spec, requests=60 + steps // 3)
-    plan = load_plan(None)
+    plan = random_plan(rng) if rules == "fair" else load_plan(None)
     replay = ReplayEngine(trace, plan, spec, rules=rules, record_steps=True)
     vllm = real_engine(trace, plan, spec, rules)
     same, at, first, preempted = 0, 0, None, 0

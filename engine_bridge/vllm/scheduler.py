@@ -214,7 +214,7 @@ class FairScheduler(AsyncScheduler):
         known = isinstance(name, str) and name in self._plan.tiers
         tier = self._plan.tier_index(cast(str, name)) if known else self._default_tier
         request.priority = tier
-        request.trimtab_pool = self._plan.pool_of_tier[tier]  # type: ignore[attr-defined]
+        request.trimtab_pool = self._plan.pool_of_tier[tier]
         found, _, _ = self.kv_cache_manager.get_computed_blocks(request)
         self._ledger.arrive(
             request.request_id,
@@ -299,7 +299,7 @@ class FairScheduler(AsyncScheduler):
             return super().schedule(*args, **kwargs)
         manager = self.kv_cache_manager
         # An instance attribute hides the method, for this step alone.
-        manager.allocate_slots = self._allocated  # type: ignore[method-assign]
+        manager.allocate_slots = self._allocated
         try:
             self.waiting.plan(joining.request for joining in self._joining.values())
             return super().schedule(*args, **kwargs)
@@ -326,7 +326,7 @@ class FairScheduler(AsyncScheduler):
         self, request: Request, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
         # Called for each request right before it takes blocks.
-        self._blocks.pool = request.trimtab_pool  # type: ignore[attr-defined]
+        self._blocks.pool = request.trimtab_pool
         if request.request_id in self._chunks:
             return min(num_new_tokens, self._chunks[request.request_id])
         return 0 if request.is_prefill_chunk else num_new_tokens

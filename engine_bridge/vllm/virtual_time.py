@@ -23,7 +23,6 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -403,7 +402,7 @@ def _vllm_config(
             max_model_len=_MOST_TOKENS,
             is_encoder_decoder=False,
             enable_chunked_prefill=True,
-            policy=policy,  # type: ignore[arg-type]
+            policy=policy,
             async_scheduling=False,
         ),
         additional_config=json.loads(additional_config),
@@ -414,7 +413,7 @@ def _vllm_config(
 
 def _kv_cache_config(spec: EngineSpec) -> KVCacheConfig:
     attention = FullAttentionSpec(
-        block_size=spec.block_size, num_kv_heads=1, head_size=32, dtype=torch.float32
+        block_size=spec.block_size, num_kv_heads=1, head_size=32, dtype=_model_config().dtype
     )
     return KVCacheConfig(
         num_blocks=spec.num_gpu_blocks,
