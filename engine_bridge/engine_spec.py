@@ -49,6 +49,9 @@ class EngineSpec:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     enable_prefix_caching: bool = True
+    async_scheduling: bool = False
+    """Whether a step is scheduled while the one before runs: it then knows of arrivals until the
+    start of that one. vLLM's default on GPUs; without it the host's time adds to each step."""
     fidelity: dict[str, Any] = field(default_factory=dict, hash=False)
     """Where the coefficients come from and how well they fit."""
 
@@ -70,6 +73,7 @@ class EngineSpec:
         num_gpu_blocks: int | None = None,
         block_size: int | None = None,
         enable_prefix_caching: bool | None = None,
+        async_scheduling: bool | None = None,
     ) -> Self:
         """The same engine under other limits; None keeps one.
 
@@ -102,6 +106,8 @@ class EngineSpec:
                 )
         if enable_prefix_caching is not None:
             changes["enable_prefix_caching"] = enable_prefix_caching
+        if async_scheduling is not None:
+            changes["async_scheduling"] = async_scheduling
         return replace(self, **changes)
 
 

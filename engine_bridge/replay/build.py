@@ -208,18 +208,23 @@ def target_seconds(tier: Tier) -> tuple[float, float, float]:
     return ttft, tpot, e2e
 
 
+def class_order(plan: Plan) -> tuple[list[int], list[int]]:
+    """Of each retention class its tier, and its place in a strict order of tiers (0 goes first).
+
+    The order follows the plan's static weights, then its order of tiers.
+    """
+    weights = np.array([tier.weight for tier in plan.tiers.values()])
+    rank = np.argsort(np.argsort(weights, kind="stable"), kind="stable")
+    sections = plan.retention.classes.values()
+    tiers = [plan.tier_index(section.tier) for section in sections] or range(len(plan.tiers))
+    return list(tiers), [int(rank[tier]) for tier in tiers]
+
+
 def _classes(plan: Plan) -> Records:
-    """Retention classes; a strict order of tiers follows the plan's static weights."""
     classes = records(len(plan.retention_names), CLASS)
     classes.head[:] = NONE
     classes.tail[:] = NONE
-    weights = np.array([tier.weight for tier in plan.tiers.values()])
-    rank = np.argsort(np.argsort(weights, kind="stable"), kind="stable")
-    sections = list(plan.retention.classes.values())
-    for number in range(len(classes)):
-        tier = plan.tier_index(sections[number].tier) if sections else number
-        classes[number].tier = tier
-        classes[number].rank = rank[tier]
+    classes.tier[:], classes.rank[:] = class_order(plan)
     return classes
 
 
@@ -248,6 +253,7 @@ def _engine(
     e.speed, e.scale = speed, 1.0
     e.mode, e.collapse = MODES[rules], collapse
     e.left = len(trace)
+    e.lagging = spec.async_scheduling
     e.blocked_epoch = _NEVER_BLOCKED
     e.grown_step = NONE
     e.total_blocks = e.empty_blocks = blocks

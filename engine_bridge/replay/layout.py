@@ -33,6 +33,8 @@ NONE = -1
 ENGINE = np.dtype(
     [
         ("now_s", "f8"),
+        ("began_s", "f8"),  # start of the last step
+        ("seen_s", "f8"),  # what happened until then is known to the plan
         ("busy_ms", "f8"),
         ("speed", "f8"),  # true step time over the model's: the engine's drift
         ("scale", "f8"),  # what the scheduler believes `speed` to be (rule 13's online refit)
@@ -63,6 +65,7 @@ ENGINE = np.dtype(
         ("left", "i8"),  # requests not done yet
         ("mode", "i4"),
         ("collapse", "i4"),
+        ("lagging", "i4"),  # steps are scheduled while the one before still runs
         ("next_open", "i8"),
         ("running", "i8"),
         ("prefilling", "i8"),
@@ -150,6 +153,7 @@ REQUEST = np.dtype(
         ("found_blocks", "i8"),
         ("found_own", "i8"),
         ("found_idle", "i8"),
+        ("phase", "i8"),  # decoding: place among `grow`'s steps at which it takes a block
         ("version", "i8"),  # grows whenever a pending step event goes stale
         ("preemptions", "i4"),
         ("recomputed", "i4"),

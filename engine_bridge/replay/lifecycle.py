@@ -234,9 +234,9 @@ def start_decoding(s: State, row: int) -> None:
     r.sync_read_ms = e.read_ms
     r.sync_read_step_ms = e.read_step_ms
     r.due_base_s = r.first_s + (r.generated - e.step) * tier.tpot_s
-    phase = (e.step - r.computed) % e.block_size
-    s.grow[tier.pool, phase] += 1
-    s.tier_grow[r.tier, phase] += 1
+    r.phase = (e.step - r.computed) % e.block_size
+    s.grow[tier.pool, r.phase] += 1
+    s.tier_grow[r.tier, r.phase] += 1
     e.read_tokens += r.computed
     e.decoding += 1
     tier.decoding += 1
@@ -275,14 +275,13 @@ def use(s: State, row: int, ms: float) -> None:
 def stop_decoding(s: State, row: int) -> None:
     """Take a request out of the decode counts."""
     e, r = s.engine[0], s.req[row]
-    phase = (r.sync_step - r.computed) % e.block_size
     sync(s, row)
     if e.grown_step == e.step or r.grant > 0:
         # It has its block for the token of the step that is being planned.
         r.blocks = max(r.blocks, -(-(r.computed + 1) // e.block_size))
     tier = s.tiers[r.tier]
-    s.grow[tier.pool, phase] -= 1
-    s.tier_grow[r.tier, phase] -= 1
+    s.grow[tier.pool, r.phase] -= 1
+    s.tier_grow[r.tier, r.phase] -= 1
     e.read_tokens -= r.computed
     e.decoding -= 1
     tier.decoding -= 1

@@ -15,6 +15,7 @@ from trimtab.engine_bridge.replay.lifecycle import (
     arrive,
     demote,
     end,
+    outlive,
     preempt,
     sync,
 )
@@ -142,10 +143,49 @@ def step_facts(s: State, facts: F8) -> float:
 
 
 @compiled
-def book(s: State, speed: float) -> None:
-    """The planned step has run, `speed` times as long as the model says."""
-    s.engine[0].speed = speed
+def book(s: State, speed: float, longer: float) -> None:
+    """The planned step has run, `speed` times as long as the model says.
+
+    The model's step is `longer` times the plain one: 1 unless it verified draft tokens, which are
+    no drift of the engine.
+    """
+    e = s.engine[0]
+    scale, step = e.scale, e.step
+    e.speed = speed * longer
     run_step(s)
+    if e.step > step:
+        e.scale = scale + SCALE_RATE * (speed - scale)
+
+
+@compiled
+def note_verified(s: State, row: int, drafted: int, accepted: int, ahead: int) -> None:
+    """A decode has got `accepted` tokens more in the step that was booked last.
+
+    Call it for each decode of a tier that speculates: it grows by blocks before its tokens are
+    sure, for `drafted` drafts in that step and for `ahead` in the next one.
+    """
+    e, r = s.engine[0], s.req[row]
+    if r.status != DECODING:
+        return
+    sync(s, row)
+    tier, size = s.tiers[r.tier], e.block_size
+    r.blocks = max(r.blocks, -(-(r.computed + drafted) // size))
+    r.computed += accepted
+    r.generated += accepted
+    r.due_base_s += accepted * tier.tpot_s
+    e.read_tokens += accepted
+    tier.decode_tokens += accepted
+    # Steps until it needs a block: those that it holds are enough for as many tokens more.
+    left = max(0, r.blocks * size - r.computed - ahead)
+    step = e.step + (1 if e.grown_step == e.step else 0)
+    s.grow[tier.pool, r.phase] -= 1
+    s.tier_grow[r.tier, r.phase] -= 1
+    r.phase = (step + left) % size
+    s.grow[tier.pool, r.phase] += 1
+    s.tier_grow[r.tier, r.phase] += 1
+    if accepted > 0 and r.generated >= r.predicted and r.generated - accepted < r.predicted:
+        r.version += 1
+        outlive(s, row)
 
 
 @compiled

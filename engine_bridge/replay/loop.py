@@ -77,7 +77,7 @@ def next_event_s(s: State) -> float:
 @compiled
 def _shed(s: State) -> None:
     for t in range(len(s.tiers)):
-        while shed_time_s(s, t) <= s.engine[0].now_s:
+        while shed_time_s(s, t) <= s.engine[0].seen_s:
             row = s.tiers[t].first
             if s.tiers[t].shed_mode == REFUSE:
                 end(s, row, SHED)
@@ -89,12 +89,14 @@ def _shed(s: State) -> None:
 def _deliver(s: State) -> None:
     """Arrivals and timers that are due, in the order of their times."""
     e = s.engine[0]
+    # Asynchronously this step was scheduled when the last one began.
+    e.seen_s = e.began_s if e.lagging == 1 and e.running > 0 else e.now_s
     while True:
         arrival = np.inf
         if e.next_open < len(s.open_rows):
             arrival = s.arrival_s[s.open_rows[e.next_open]]
         timer = s.times[0].key if e.time_events > 0 else np.inf
-        if min(arrival, timer) > e.now_s:
+        if min(arrival, timer) > e.seen_s:
             break
         if arrival <= timer:
             row = s.open_rows[e.next_open]
@@ -126,9 +128,12 @@ def _run_decodes(s: State, until_s: float) -> None:
     stop_step = s.steps[0].key if e.step_events > 0 else np.inf
     # The stock rules try the waiting queue's head at every step that has a free place.
     single = e.collapse == 0 or (e.mode != FAIR and e.waiting > 0 and e.running < e.max_seqs)
-    until_s = min(until_s, next_event_s(s))
+    # A plan that took a victim and let nobody join looks again in the next step.
+    single = single or (e.mode == FAIR and e.waiting > 0 and e.blocked_epoch != e.epoch)
+    event_s = next_event_s(s)
     epoch = e.epoch
     while True:
+        e.began_s = e.now_s
         read = decode_attention_ms(coef, float(count), float(e.read_tokens)) * e.speed
         per_token = read / e.read_tokens
         e.now_s += (linear + read) * 1e-3
@@ -142,7 +147,8 @@ def _run_decodes(s: State, until_s: float) -> None:
         e.step += 1
         e.interval_steps += 1
         e.interval_batch += count
-        if single or e.step >= stop_step or e.now_s >= until_s:
+        seen_s = e.began_s if e.lagging == 1 else e.now_s
+        if single or e.step >= stop_step or e.now_s >= until_s or seen_s >= event_s:
             return
         if growth_blocks(s) > e.empty_blocks + e.cached_blocks:
             return
@@ -157,6 +163,7 @@ def _run_mixed(s: State, tokens: int) -> None:
     """Run one step with prefill chunks beside the decodes, and book its time to its requests."""
     e = s.engine[0]
     coef = s.coef
+    e.began_s = e.now_s
     chunks, pairs = 0, 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
@@ -282,7 +289,8 @@ def _turn(s: State, until_s: float) -> bool:
         at = next_event_s(s)
         if at == np.inf:
             return False
-        e.now_s = min(at, until_s)
+        e.now_s = max(e.now_s, min(at, until_s))
+        e.began_s = e.now_s
     return True
 
 

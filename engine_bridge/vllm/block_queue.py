@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.replay.build import EVICTION
+from trimtab.engine_bridge.replay.build import EVICTION, class_order
 from trimtab.engine_bridge.rules import retention
 
 HELD: Final = 255
@@ -114,6 +114,11 @@ class RetentionQueue:
     def empty_blocks(self) -> int:
         """Free blocks that hold nothing."""
         return int(self._empty.num_free_blocks)
+
+    @property
+    def shared_between_pools(self) -> int:
+        """Blocks that requests of several pools hold."""
+        return len(self._foreign)
 
     def cached_blocks(self, kind: int) -> int:
         """Idle blocks of a class."""
@@ -353,15 +358,12 @@ class RetentionQueue:
 
 def retention_queue(block_pool: Any, plan: Plan, allocation: Allocation) -> RetentionQueue:
     """Put a block pool's free blocks under the plan's retention classes."""
-    sections = list(plan.retention.classes.values())
-    tier_of = [plan.tier_index(section.tier) for section in sections]
-    tier_of = tier_of or list(range(len(plan.tiers)))
-    static = [tier.weight for tier in plan.tiers.values()]
+    class_tier, class_rank = class_order(plan)
     return RetentionQueue(
         block_pool,
         factors=list(allocation.retention),
-        class_tier=tier_of,
-        class_rank=[sorted(static).index(static[tier]) for tier in tier_of],
+        class_tier=class_tier,
+        class_rank=class_rank,
         tier_pool=list(plan.pool_of_tier),
         tier_weight=list(allocation.weights),
         kinds_of_tier=[

@@ -318,9 +318,21 @@ class Ledger:
         model_ms = float(live.step_facts(self.handle, self._facts))
         return model_ms, self._facts.tolist()
 
-    def book(self, speed: float) -> None:
-        """The planned step has run, `speed` times as long as the model says."""
-        live.book(self.handle, speed)
+    def book(self, speed: float, longer: float = 1.0) -> None:
+        """The planned step has run, `speed` times as long as the model says.
+
+        The model's step was `longer` times that of `step_facts`, for draft tokens.
+        """
+        live.book(self.handle, speed, longer)
+
+    def note_verified(self, row: int, drafted: int, accepted: int, ahead: int) -> None:
+        """A row has verified drafts in the step booked last, and verifies `ahead` in the next."""
+        live.note_verified(self.handle, row, drafted, accepted, ahead)
+
+    @property
+    def decodes(self) -> list[int]:
+        """Decoding requests by tier number."""
+        return [int(n) for n in self._state.tiers["decoding"]]
 
     def believe(self, speed: float) -> None:
         """A step that was booked as believed has really taken `speed` times the model's time."""

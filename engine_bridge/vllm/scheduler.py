@@ -32,11 +32,13 @@ from trimtab.engine_bridge.vllm.block_queue import retention_queue
 from trimtab.engine_bridge.vllm.clock import Clock, WallClock
 from trimtab.engine_bridge.vllm.control_server import ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
+from trimtab.engine_bridge.vllm.drafts import Drafts
 from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
 from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, PREEMPT, Ledger
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 from trimtab.engine_bridge.vllm.seams import check_engine
 from trimtab.engine_bridge.vllm.settings import PluginSettings
+from trimtab.engine_bridge.vllm.warm_up import warm_up
 from trimtab.engine_bridge.vllm.watch import Watch
 
 logger = init_logger(f"vllm.{__name__}")
@@ -75,6 +77,8 @@ class _Flying(NamedTuple):
     booked: bool
     facts: list[float]
     """As `Ledger.step_facts` tells them."""
+    longer: float
+    """The model's time with draft tokens over `model_ms`."""
 
 
 class FairScheduler(AsyncScheduler):
@@ -111,7 +115,6 @@ class FairScheduler(AsyncScheduler):
         self._store = AllocationStore(
             self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=self._clock.now_s
         )
-        self._draft_tokens = self._ledger.allocation.draft_tokens
         rank = self.vllm_config.parallel_config.data_parallel_rank
         self._watch = Watch(
             self._plan,
@@ -119,6 +122,17 @@ class FairScheduler(AsyncScheduler):
             rank=rank,
             block_size=self.hash_block_size,
             now_s=self._clock.now_s(),
+        )
+        self._drafts = (
+            Drafts(
+                self.requests,
+                self._ledger,
+                self._watch,
+                get_engine_spec(self._settings.engine).coef,
+                self.num_spec_tokens,
+            )
+            if self.num_spec_tokens
+            else None
         )
         self._control = self._serve_control(rank)
         logger.info(
@@ -145,6 +159,8 @@ class FairScheduler(AsyncScheduler):
                 "steps": self._ledger.step,
                 "running": len(self.running),
                 "waiting": len(self.waiting),
+                "free_blocks": self._blocks.num_free_blocks,
+                "blocks": self._blocks.num_free_blocks + sum(self._blocks.held),
             },
         )
         return server.start()
@@ -166,6 +182,7 @@ class FairScheduler(AsyncScheduler):
             enable_prefix_caching=bool(self.cache_config.enable_prefix_caching),
         )
         blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        warm_up(self._plan, spec)
         return Ledger(self._plan, spec, blocks=blocks, max_num_seqs=self.max_num_active_reqs)
 
     def use_clock(self, clock: Clock) -> None:
@@ -174,6 +191,7 @@ class FairScheduler(AsyncScheduler):
         self._store = AllocationStore(
             self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=clock.now_s
         )
+        self._watch.start(clock.now_s())
 
     @property
     def ledger(self) -> Ledger:
@@ -192,7 +210,8 @@ class FairScheduler(AsyncScheduler):
     def apply(self, allocation: Allocation) -> None:
         """Make a lawful allocation hold from the next step on; between steps only."""
         self._ledger.apply(allocation)
-        self._draft_tokens = allocation.draft_tokens
+        if self._drafts is not None:
+            self._drafts.allow(allocation.draft_tokens)
         self._blocks.set_allocation(allocation)
         self._blocks.guaranteed = self._ledger.guaranteed_blocks
 
@@ -290,7 +309,8 @@ class FairScheduler(AsyncScheduler):
         if self._chunks:
             self._settle(output)
         model_ms, facts = ledger.step_facts() if output.total_num_scheduled_tokens else _NOTHING
-        self._flying.append(_Flying(model_ms, now_s, False, facts))
+        longer = self._drafts.longer(output, model_ms, facts) if self._drafts else 1.0
+        self._flying.append(_Flying(model_ms, now_s, False, facts, longer))
         return output
 
     def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
@@ -412,10 +432,6 @@ class FairScheduler(AsyncScheduler):
         """Each prefill's tokens in the step that comes."""
         ledger = self._ledger
         self._chunks = {ledger.request_id(row): tokens for row, tokens in ledger.grants().items()}
-        for request_id, joining in self._joining.items():
-            computed = joining.found[1] + self._chunks[request_id]
-            if computed > joining.named_tokens:
-                self.kv_cache_manager.cache_blocks(joining.request, computed)
 
     def _settle(self, output: SchedulerOutput) -> None:
         """Book what vLLM did of the plan."""
@@ -431,8 +447,16 @@ class FairScheduler(AsyncScheduler):
             given = scheduled.get(request_id, 0)
             if row is not None and given != tokens:
                 ledger.set_grant(row, given)
+        self._name_blocks()
         self._joining.clear()
         self._chunks.clear()
+
+    def _name_blocks(self) -> None:
+        """Blocks of who joined and got more than its first chunk: after the others', as planned."""
+        for request_id, joining in self._joining.items():
+            computed = joining.found[1] + self._chunks[request_id]
+            if computed > joining.named_tokens:
+                self.kv_cache_manager.cache_blocks(joining.request, computed)
 
     # Time and output.
 
@@ -441,7 +465,7 @@ class FairScheduler(AsyncScheduler):
         if self._flying and not self._flying[-1].booked:
             step = self._flying.pop()
             if step.model_ms:
-                self._ledger.book(self._ledger.scale)
+                self._ledger.book(self._ledger.scale, step.longer)
             self._flying.append(step._replace(booked=True))
 
     def update_from_output(
@@ -450,11 +474,12 @@ class FairScheduler(AsyncScheduler):
         """Book the step's time, then let vLLM take the output in."""
         now_s = self._clock.now_s()
         if self._flying:
-            self._book(self._flying.popleft(), now_s)
+            step = self._flying.popleft()
+            self._book(step, now_s)
+            if self._drafts is not None:
+                self._drafts.take(scheduler_output, model_runner_output, step.facts)
         self._last_output_s = now_s
         self._blocks.now_s = now_s
-        if scheduler_output.scheduled_spec_decode_tokens:
-            self._count_drafts(scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._watch.output(self.requests, now_s)
         if self._shed:
@@ -470,42 +495,27 @@ class FairScheduler(AsyncScheduler):
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Drafts of the step that comes; each tier's are cut to its length."""
         super().update_draft_token_ids(draft_token_ids)
+        assert self._drafts is not None, "vLLM makes drafts only when it was started so"
         for request_id in draft_token_ids.req_ids:
-            request = self.requests.get(request_id)
-            if request is not None:
-                self._cut_draft(request)
+            self._drafts.cut(request_id)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        if self.num_spec_tokens and self.scheduler_config.async_scheduling:
+        if self._drafts is not None and self.scheduler_config.async_scheduling:
             # Placeholders for drafts that the workers are about to make.
             for request_id in scheduler_output.num_scheduled_tokens:
-                self._cut_draft(self.requests[request_id])
-
-    def _cut_draft(self, request: Request) -> None:
-        most = self._draft_tokens[request.priority]
-        if len(request.spec_token_ids) > most:
-            request.spec_token_ids = request.spec_token_ids[:most]
-
-    def _count_drafts(self, scheduled: SchedulerOutput, output: Any) -> None:
-        for request_id, drafted in scheduled.scheduled_spec_decode_tokens.items():
-            request = self.requests.get(request_id)
-            at = output.req_id_to_index.get(request_id)
-            if request is None or at is None or not output.sampled_token_ids:
-                continue
-            accepted = max(0, len(output.sampled_token_ids[at]) - 1)
-            self._watch.drafts(request.priority, len(drafted), accepted)
+                self._drafts.cut(request_id)
 
     def _book(self, step: _Flying, now_s: float) -> None:
         ledger = self._ledger
         if step.model_ms:
             start_s = max(step.start_s, self._last_output_s)
-            speed = self._clock.speed(step.model_ms, start_s, now_s)
+            speed = self._clock.speed(step.model_ms * step.longer, start_s, now_s)
             speed = min(max(speed, _FASTEST * ledger.scale), _SLOWEST * ledger.scale)
             if step.booked:
                 ledger.believe(speed)
             else:
-                ledger.book(speed)
+                ledger.book(speed, step.longer)
             step_ms = (now_s - start_s) * 1e3
             held = sum(self._blocks.held)
             running, waiting = len(self.running), len(self.waiting)

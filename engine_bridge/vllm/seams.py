@@ -29,7 +29,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "_preempt_request": ("self", "request", "timestamp", "drop_stale_output"),
     "_free_request": ("self", "request", "delay_free_blocks"),
     "_free_request_blocks": ("self", "request"),
-    "_get_local_prefix_cache_hit": ("self", "request", "max_cache_hit_length"),
+    "_get_local_prefix_cache_hit": ("self", "request"),
     "_reserve_prefill_lookahead": (
         "self",
         "request",
@@ -42,7 +42,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Methods of vLLM's scheduler that are overridden or called, with their parameters."""
 MANAGER: Final[dict[str, tuple[str, ...]]] = {
-    "get_computed_blocks": ("self", "request", "max_cache_hit_length"),
+    "get_computed_blocks": ("self", "request"),
     "get_blocks": ("self", "request_id"),
     "cache_blocks": ("self", "request", "num_computed_tokens"),
 }
@@ -62,13 +62,16 @@ POOL: Final[dict[str, tuple[str, ...]]] = {
     "get_num_free_blocks": ("self",),
 }
 """Likewise of its block pool."""
+ADDED: Final = ("max_cache_hit_length",)
+"""Parameters with defaults that 0.33 has and 0.32 has not; none is used."""
 
 
 def _parameters(owner: Any, name: str) -> tuple[str, ...] | None:
     method = inspect.getattr_static(owner, name, None)
     if method is None:
         return None
-    return tuple(inspect.signature(getattr(owner, name)).parameters)
+    parameters = inspect.signature(getattr(owner, name)).parameters
+    return tuple(parameter for parameter in parameters if parameter not in ADDED)
 
 
 def changed_seams(scheduler: Any, manager: Any, pool: Any) -> list[str]:

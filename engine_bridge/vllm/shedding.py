@@ -18,6 +18,9 @@ TOO_LATE = RequestError(
     retryable=True,
 )
 
+# vLLM 0.32 has no field for it: its clients get a general error.
+_REASON = {"error": TOO_LATE} if "error" in EngineCoreOutput.__struct_fields__ else {}
+
 
 def answer(outputs: dict[int, EngineCoreOutputs], requests: Iterable[Request]) -> None:
     """Add the answer of each given-up request to the step's outputs, by client."""
@@ -27,8 +30,8 @@ def answer(outputs: dict[int, EngineCoreOutputs], requests: Iterable[Request]) -
             request_id=request.request_id,
             new_token_ids=[],
             finish_reason=request.get_finished_reason(),
-            error=TOO_LATE,
             events=request.take_events(),
             trace_headers=request.trace_headers,
+            **_REASON,
         )
         at.outputs.append(output)

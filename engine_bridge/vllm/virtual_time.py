@@ -10,11 +10,8 @@ from __future__ import annotations
 import heapq
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +20,12 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -43,11 +38,10 @@ from trimtab.engine_bridge.step_time import (
     prefill_attention_ms,
 )
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
+from trimtab.engine_bridge.vllm.virtual_config import kv_cache_config, vllm_config
 
 _ARRIVAL, _CANCEL = 0, 2
 """Kinds of timers; numbered as the replay's events."""
-_MOST_TOKENS = 1 << 20
-"""Longest sequence that the fake model takes."""
 _PRIVATE = 1 << 32
 """Token ids from here on belong to one request only; below it they come from prefix ids."""
 _NO_STOP = -1
@@ -105,6 +99,8 @@ class VirtualVllm:
         speed: float = 1.0,
         additional_config: Mapping[str, Any] | None = None,
         prepare: Prepare | None = None,
+        draft_tokens: int = 0,
+        accepts: Callable[[int, int], bool] | None = None,
     ) -> None:
         """Set the scheduler up before the first arrival.
 
@@ -117,6 +113,8 @@ class VirtualVllm:
             speed: True step time over the model's.
             additional_config: vLLM's field of that name, for schedulers that read it.
             prepare: Called with the new scheduler and the virtual clock, before anything arrives.
+            draft_tokens: Drafts that are proposed for each decode's next step; 0: no speculation.
+            accepts: Whether a row's draft for a position of its sequence is right; None: none is.
         """
         self._trace, self._spec, self._coef, self._speed = trace, spec, spec.coef, speed
         self._tier = [plan.tier_index(trace.tier_names[t]) for t in trace.tier]
@@ -127,12 +125,13 @@ class VirtualVllm:
         self._open = [row for row in range(len(trace)) if row not in self._later]
         self._next_open = 0
         self._token_since: dict[str, int] = {}
+        self._draft_tokens, self._accepts = draft_tokens, accepts
         self.left = len(trace)
         self._hasher = None
         if spec.enable_prefix_caching:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(spec.block_size, sha256)
-        config = _vllm_config(
+        config = vllm_config(
             spec.block_size,
             plan.engine.max_num_seqs or spec.max_num_seqs,
             plan.engine.max_num_batched_tokens or spec.max_num_batched_tokens,
@@ -140,10 +139,11 @@ class VirtualVllm:
             spec.enable_prefix_caching,
             policy,
             json.dumps(dict(additional_config or {})),
+            draft_tokens,
         )
         self.scheduler = scheduler_class(
             vllm_config=config,
-            kv_cache_config=_kv_cache_config(spec),
+            kv_cache_config=kv_cache_config(spec),
             structured_output_manager=StructuredOutputManager(config),
             block_size=spec.block_size,
             log_stats=False,
@@ -270,7 +270,8 @@ class VirtualVllm:
         self.now_s += self._model_ms(output.num_scheduled_tokens) * 1e-3
         rows = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
         names = list(output.num_scheduled_tokens)
-        sampled = [self._sample(name) for name in names]
+        drafts = output.scheduled_spec_decode_tokens
+        sampled = [self._sample(name, len(drafts.get(name, ()))) for name in names]
         self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -282,6 +283,10 @@ class VirtualVllm:
         for name in names:
             if name not in self.scheduler.requests:
                 self._ended(int(name))
+        if self._draft_tokens:
+            drafted = [name for name, tokens in zip(names, sampled, strict=True) if tokens]
+            proposed = [[0] * self._draft_tokens for _ in drafted]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, proposed))
         self.steps += 1
         return Step(start_s, self.now_s, rows)
 
@@ -290,30 +295,35 @@ class VirtualVllm:
         for name in list(getattr(self.scheduler, "given_up", ())):
             self._ended(int(name))
 
-    def _sample(self, name: str) -> list[int]:
-        """The next token of a request whose prompt is computed."""
+    def _sample(self, name: str, drafts: int) -> list[int]:
+        """The next tokens of a request whose prompt is computed: accepted drafts and one more."""
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < request.num_tokens:
             return []
         self._token_since[name] = request.num_preemptions
-        return self._content(int(name), request.num_tokens, 1)
+        row, first, accepted = int(name), request.num_tokens, 0
+        if self._accepts is not None:
+            while accepted < drafts and self._accepts(row, first + accepted):
+                accepted += 1
+        return self._content(row, first, 1 + accepted)
 
     def _model_ms(self, scheduled: Mapping[str, int]) -> float:
         """The step's time, in the replay's order of additions."""
-        decodes, chunks, chunk_tokens, read, pairs = 0, 0, 0, 0, 0.0
+        decodes, drafts, chunks, chunk_tokens, read, pairs = 0, 0, 0, 0, 0, 0.0
         for name, tokens in scheduled.items():
             request = self.scheduler.requests[name]
             before = request.num_computed_tokens - tokens
             # Who comes back after a preemption computes its tokens as a prompt.
             if self._token_since.get(name) == request.num_preemptions:
                 decodes += 1
+                drafts += tokens - 1
                 read += before
             else:
                 chunks += 1
                 chunk_tokens += tokens
                 pairs += tokens * (before + 0.5 * tokens)
         linear = (
-            linear_ms(self._coef, float(chunk_tokens + decodes), float(decodes + chunks))
+            linear_ms(self._coef, float(chunk_tokens + decodes + drafts), float(decodes + chunks))
             * self._speed
         )
         attention = (
@@ -352,71 +362,3 @@ def _sessions(trace: Trace) -> tuple[set[int], dict[int, int]]:
             successor[int(before)] = int(after)
             later.add(int(after))
     return later, successor
-
-
-@lru_cache(maxsize=1)
-def _model_config() -> ModelConfig:
-    """A tiny model's config: the scheduler asks it for little more than its longest sequence."""
-    folder = Path(tempfile.mkdtemp(prefix="trimtab-virtual-vllm-"))
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "architectures": ["LlamaForCausalLM"],
-                "model_type": "llama",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_attention_heads": 2,
-                "num_hidden_layers": 1,
-                "num_key_value_heads": 1,
-                "vocab_size": 128,
-                "max_position_embeddings": _MOST_TOKENS,
-                "torch_dtype": "float32",
-            }
-        )
-    )
-    return ModelConfig(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=_MOST_TOKENS,
-        seed=0,
-    )
-
-
-@lru_cache(maxsize=64)
-def _vllm_config(
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    blocks: int,
-    caching: bool,
-    policy: str,
-    additional_config: str,
-) -> VllmConfig:
-    config = VllmConfig(
-        model_config=_model_config(),
-        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=caching),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=_MOST_TOKENS,
-            is_encoder_decoder=False,
-            enable_chunked_prefill=True,
-            policy=policy,
-            async_scheduling=False,
-        ),
-        additional_config=json.loads(additional_config),
-    )
-    config.cache_config.num_gpu_blocks = blocks
-    return config
-
-
-def _kv_cache_config(spec: EngineSpec) -> KVCacheConfig:
-    attention = FullAttentionSpec(
-        block_size=spec.block_size, num_kv_heads=1, head_size=32, dtype=_model_config().dtype
-    )
-    return KVCacheConfig(
-        num_blocks=spec.num_gpu_blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
-    )

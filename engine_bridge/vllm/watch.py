@@ -79,6 +79,10 @@ class Watch:
         self._preempted = self._finished = 0
         self.telemetry: Telemetry | None = None
 
+    def start(self, now_s: float) -> None:
+        """Count from this time of another clock; before the first request."""
+        self._origin_s, self._closes_s = now_s, now_s + self.interval_s
+
     def awaits_first_token(self, request_id: str) -> None:
         """A request's prompt is being computed for the first time."""
         self._awaited[request_id] = None

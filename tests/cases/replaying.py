@@ -6,7 +6,7 @@ The workloads themselves are in the tests, each beside the figures that it must 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,29 @@ BLOCK_TOKENS = 16
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, Any]
+
+
+class Served(Protocol):
+    """What a case looks at after a run; the replay's result is one."""
+
+    @property
+    def requests(self) -> Columns:
+        """By name, one value a request."""
+
+    @property
+    def end_s(self) -> float:
+        """When the last step ended."""
+
+    @property
+    def engine_busy_s(self) -> float:
+        """How long the engine was in steps."""
+
+
+class Serve(Protocol):
+    """Runs a trace to its end: `replay`, or the real engine in virtual time."""
+
+    def __call__(self, trace: Trace, spec: EngineSpec, rules: RuleSet = "fair") -> Served:
+        """Serve all requests of the trace."""
 
 
 class Row(NamedTuple):

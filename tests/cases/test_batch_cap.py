@@ -18,6 +18,7 @@ from tests.cases.replaying import (
     TIERS,
     Columns,
     Row,
+    Serve,
     engine_spec,
     replay,
     trace_of,
@@ -39,12 +40,12 @@ def run(
     output: int = 2000,
     blocks: int = 26_000,
     rules: RuleSet = "fair",
+    serve: Serve = replay,
 ) -> Columns:
     """`cap` requests of a tier from the start, then the newcomers."""
     rows = [Row(0.0, tier, 512, output)] * cap + newcomers
     spec = engine_spec(max_num_seqs=cap, num_gpu_blocks=blocks)
-    q: Columns = replay(trace_of(rows), spec, rules).requests
-    return q
+    return serve(trace_of(rows), spec, rules).requests
 
 
 def newcomer(tier: int, at_s: float = ARRIVES_S) -> Row:
@@ -53,7 +54,10 @@ def newcomer(tier: int, at_s: float = ARRIVES_S) -> Row:
 
 @pytest.mark.parametrize("cap", [8, 32, 64])
 def test_stock_priority_waits_for_the_first_low_request_to_finish(cap: int) -> None:
-    q = run([newcomer(T0)], cap=cap, rules="priority")
+    expect_a_wait_for_the_first_to_finish(run([newcomer(T0)], cap=cap, rules="priority"))
+
+
+def expect_a_wait_for_the_first_to_finish(q: Columns) -> None:
     new = q["tier"] == T0
     assert q["admitted_s"][new] >= np.min(q["last_token_s"][~new])
     # About 2,000 steps of 8 to 12 ms, less the two seconds before it came.
@@ -67,7 +71,10 @@ def test_a_higher_tier_is_admitted_within_two_steps_for_one_victim(
     cap: int, tiers: tuple[int, int]
 ) -> None:
     high, low = tiers
-    q = run([newcomer(high)], cap=cap, tier=low)
+    expect_one_victim(run([newcomer(high)], cap=cap, tier=low), high)
+
+
+def expect_one_victim(q: Columns, high: int) -> None:
     new = q["tier"] == high
     assert (q["outcome"] == FINISHED).all()
     # It arrives during one step and is planned into the next.
@@ -77,9 +84,13 @@ def test_a_higher_tier_is_admitted_within_two_steps_for_one_victim(
 
 
 def test_the_victim_is_the_one_with_least_to_compute_again() -> None:
+    expect_the_cheapest_victim(replay)
+
+
+def expect_the_cheapest_victim(serve: Serve) -> None:
     rows = [Row(0.1 * k, T3, 512 + 64 * (k % 5), 3000) for k in range(16)]
     rows += [Row(1.95, T2, 64, 3000), Row(3.0, T0, 256, 32)]
-    q: Columns = replay(trace_of(rows), engine_spec(max_num_seqs=17)).requests
+    q = serve(trace_of(rows), engine_spec(max_num_seqs=17)).requests
     low = np.flatnonzero(q["tier"] == T3)
     victim = np.flatnonzero(q["preemptions"])
     decoded = (3.0 - q["first_token_s"][low]) / STEP_S
@@ -96,10 +107,14 @@ def test_nobody_gives_way_to_an_equal_or_a_lower_tier(tier: int, others: int) ->
 
 
 def test_no_victim_is_taken_in_vain() -> None:
+    expect_no_victim_in_vain(replay)
+
+
+def expect_no_victim_in_vain(serve: Serve) -> None:
     # What runs is T3's guaranteed part and paying requests: there are no blocks for the newcomer.
     rows = [Row(0.0, T0, 3200, 2000)] * 3 + [Row(0.0, T3, 512, 800)]
     rows.append(Row(ARRIVES_S, T0, 6400, 32))
-    q = replay(trace_of(rows), engine_spec(max_num_seqs=4, num_gpu_blocks=1000)).requests
+    q = serve(trace_of(rows), engine_spec(max_num_seqs=4, num_gpu_blocks=1000)).requests
     new = q["prompt_tokens"] == 6400
     assert q["admitted_s"][new] > ARRIVES_S + 1.0
     assert q["preemptions"].sum() == 0
@@ -113,6 +128,10 @@ def test_a_stream_of_newcomers_displaces_nobody_again_and_again(
     cap: int, every_s: float, count: int
 ) -> None:
     q = run([newcomer(T0, ARRIVES_S + every_s * k) for k in range(count)], cap=cap)
+    expect_few_displaced(q, every_s)
+
+
+def expect_few_displaced(q: Columns, every_s: float) -> None:
     new = q["tier"] == T0
     assert (q["outcome"] == FINISHED).all()
     assert ttft_s(q)[new].max() < 0.1

@@ -19,6 +19,7 @@ from tests.cases.replaying import (
     T2,
     T3,
     TIERS,
+    Serve,
     engine_spec,
     ttft_s,
 )
@@ -93,16 +94,22 @@ class Traffic:
 PUBLISHED = Traffic()
 
 
-def reused_tokens(traffic: Traffic, rules: RuleSet = "fair") -> int:
-    q = run(traffic.trace(), SPEC, rules, interval_s=0.5).requests
+def reused_tokens(traffic: Traffic, rules: RuleSet = "fair", serve: Serve = run) -> int:
+    q = serve(traffic.trace(), SPEC, rules).requests
     assert (q["outcome"][q["tier"] == T0] == FINISHED).all()
     return int(q["cached_tokens"][q["tier"] == T0].sum())
 
 
 @pytest.mark.parametrize("rules", ["fcfs", "priority"])
 def test_stock_rules_lose_the_context_as_the_background_grows(rules: RuleSet) -> None:
-    alone = reused_tokens(replace(PUBLISHED, rate=0.0), rules)
-    by_rate = [reused_tokens(replace(PUBLISHED, rate=r), rules) / alone for r in (2.0, 5.0, 10.0)]
+    expect_loss_as_the_background_grows(rules, run)
+
+
+def expect_loss_as_the_background_grows(rules: RuleSet, serve: Serve) -> None:
+    alone, *by_background = (
+        reused_tokens(replace(PUBLISHED, rate=rate), rules, serve) for rate in (0.0, 2.0, 5.0, 10.0)
+    )
+    by_rate = [reused / alone for reused in by_background]
     assert by_rate[0] >= by_rate[1] >= by_rate[2]
     assert by_rate[1] < 0.6
     assert by_rate[2] < 0.1
@@ -127,10 +134,15 @@ def test_stock_rules_lose_the_context_as_the_background_grows(rules: RuleSet) ->
     ids=str,
 )
 def test_a_conversation_keeps_its_context_while_it_fits_its_pool(traffic: Traffic) -> None:
+    expect_context_kept(traffic, run)
+
+
+def expect_context_kept(traffic: Traffic, serve: Serve) -> None:
     assert traffic.fits_pool
-    alone = reused_tokens(replace(traffic, rate=0.0))
-    assert reused_tokens(traffic) >= 0.9 * alone
-    assert reused_tokens(traffic) > reused_tokens(traffic, "fcfs")
+    alone = reused_tokens(replace(traffic, rate=0.0), serve=serve)
+    kept = reused_tokens(traffic, serve=serve)
+    assert kept >= 0.9 * alone
+    assert kept > reused_tokens(traffic, "fcfs", serve)
 
 
 def test_batch_blocks_go_before_paid_ones() -> None:

@@ -19,6 +19,8 @@ from tests.cases.replaying import (
     T2,
     T3,
     Row,
+    Serve,
+    Served,
     engine_spec,
     replay,
     steps_of,
@@ -27,7 +29,6 @@ from tests.cases.replaying import (
 )
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
-from trimtab.engine_bridge.replay.report import ReplayResult
 from trimtab.engine_bridge.rules.budget import predicted_step_ms
 from trimtab.engine_bridge.trace import Trace
 
@@ -45,6 +46,7 @@ class Setting:
     short_tokens: int = 200
     rate: float = 5.0
     seed: int = 1
+    end_s: float = END_S
 
     def trace(self) -> Trace:
         """The decodes, the long prompt, and shorts at random times after it."""
@@ -52,7 +54,7 @@ class Setting:
         rows = [Row(0.0, T0, 100, 257)] * self.decodes
         rows.append(Row(LONG_ARRIVES_S, self.long_tier, self.long_tokens, 4))
         at_s = LONG_ARRIVES_S
-        while (at_s := at_s + rng.exponential(1 / self.rate)) < END_S:
+        while (at_s := at_s + rng.exponential(1 / self.rate)) < self.end_s:
             rows.append(Row(at_s, T1, self.short_tokens, 64))
         return trace_of(rows)
 
@@ -71,7 +73,7 @@ OTHERS = [
 class Run:
     """A run, seen step by step from the long prompt's arrival until its first token."""
 
-    result: ReplayResult
+    result: Served
     end_s: np.ndarray
     step_ms: np.ndarray
     prefill_tokens: np.ndarray
@@ -105,11 +107,11 @@ def run(setting: Setting, rules: RuleSet) -> Run:
     )
 
 
-def alone_s(setting: Setting) -> float:
+def alone_s(setting: Setting, serve: Serve = replay) -> float:
     """Time to first token of the long prompt on an idle engine."""
     trace = trace_of([Row(0.0, setting.long_tier, setting.long_tokens, 4)])
     spec = engine_spec(max_num_batched_tokens=setting.budget)
-    return float(ttft_s(replay(trace, spec).requests)[0])
+    return float(ttft_s(serve(trace, spec).requests)[0])
 
 
 def shorts_meanwhile(got: Run) -> np.ndarray:
@@ -127,7 +129,10 @@ def shorts_meanwhile(got: Run) -> np.ndarray:
 def test_stock_rules_make_shorts_wait_for_the_whole_long_prompt(
     setting: Setting, rules: RuleSet
 ) -> None:
-    got = run(setting, rules)
+    expect_shorts_to_wait(setting, run(setting, rules))
+
+
+def expect_shorts_to_wait(setting: Setting, got: Run) -> None:
     q = got.result.requests
     steps = int(np.sum(got.prefill_tokens[:, T2] > 0))
     assert steps >= math.ceil(setting.long_tokens / setting.budget)
@@ -142,7 +147,10 @@ def test_stock_rules_make_shorts_wait_for_the_whole_long_prompt(
 
 @pytest.mark.parametrize("setting", PUBLISHED + OTHERS, ids=str)
 def test_shorts_go_on_beside_a_long_prompt(setting: Setting) -> None:
-    got = run(setting, "fair")
+    expect_shorts_to_go_on(setting, run(setting, "fair"))
+
+
+def expect_shorts_to_go_on(setting: Setting, got: Run) -> None:
     q = got.result.requests
     assert (q["outcome"] == FINISHED).all()
     rows = shorts_meanwhile(got)
@@ -157,7 +165,10 @@ def test_shorts_go_on_beside_a_long_prompt(setting: Setting) -> None:
 
 @pytest.mark.parametrize("setting", PUBLISHED + OTHERS, ids=str)
 def test_tokens_come_at_the_pace_of_a_decode_step_and_a_budgeted_chunk(setting: Setting) -> None:
-    got = run(setting, "fair")
+    expect_a_steady_pace(setting, run(setting, "fair"))
+
+
+def expect_a_steady_pace(setting: Setting, got: Run) -> None:
     plan, spec = load_plan(), engine_spec()
     weight = got.decode_tokens[:, T0] + got.decode_tokens[:, T1]
     between_ms = np.repeat(got.step_ms, weight)
@@ -183,11 +194,16 @@ def test_tokens_come_at_the_pace_of_a_decode_step_and_a_budgeted_chunk(setting: 
 
 @pytest.mark.parametrize("setting", PUBLISHED + OTHERS, ids=str)
 def test_the_long_prompt_is_not_starved_and_no_tokens_are_lost(setting: Setting) -> None:
+    expect_no_starvation(setting, replay)
+
+
+def expect_no_starvation(setting: Setting, serve: Serve) -> None:
     plan, spec = load_plan(), engine_spec(max_num_batched_tokens=setting.budget)
     share = list(plan.tiers.values())[setting.long_tier].prefill_share
-    fair, stock = (replay(setting.trace(), spec, rules) for rules in ("fair", "fcfs"))
+    rule_sets: tuple[RuleSet, ...] = ("fair", "fcfs")
+    fair, stock = (serve(setting.trace(), spec, rules) for rules in rule_sets)
     long = int(np.argmax(fair.requests["prompt_tokens"]))
-    assert ttft_s(fair.requests)[long] <= alone_s(setting) / share
+    assert ttft_s(fair.requests)[long] <= alone_s(setting, serve) / share
     # The same tokens: the rate is the inverse of the time that they took.
     assert fair.end_s <= 1.1 * stock.end_s
     assert fair.engine_busy_s <= 1.1 * stock.engine_busy_s

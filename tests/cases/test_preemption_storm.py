@@ -22,6 +22,8 @@ from tests.cases.replaying import (
     T3,
     Columns,
     Row,
+    Serve,
+    Served,
     engine_spec,
     trace_of,
     ttft_s,
@@ -29,7 +31,6 @@ from tests.cases.replaying import (
 from tests.cases.replaying import replay as run
 from trimtab.engine_bridge.plan import load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
-from trimtab.engine_bridge.replay.report import ReplayResult
 
 POISON_TOKENS, POISON_EVERY_S = 18_000, 20.0
 
@@ -58,8 +59,8 @@ class Traffic:
             rows += [Row(float(at), T0, POISON_TOKENS, 200) for at in times]
         return rows
 
-    def run(self, rules: RuleSet = "fair") -> ReplayResult:
-        return run(trace_of(self.rows()), engine_spec(num_gpu_blocks=self.blocks), rules)
+    def run(self, rules: RuleSet = "fair", serve: Serve = run) -> Served:
+        return serve(trace_of(self.rows()), engine_spec(num_gpu_blocks=self.blocks), rules)
 
 
 PUBLISHED = Traffic()
@@ -104,7 +105,11 @@ def test_stock_rules_preempt_as_the_instrumented_engine_did() -> None:
 
 @pytest.mark.parametrize("traffic", VARIANTS, ids=str)
 def test_everybody_ends_and_nobody_is_tossed_about(traffic: Traffic) -> None:
-    result = traffic.run()
+    expect_everybody_ends(traffic, run)
+
+
+def expect_everybody_ends(traffic: Traffic, serve: Serve) -> None:
+    result = traffic.run(serve=serve)
     q = result.requests
     refusing = [tier.shed.mode == "refuse" for tier in load_plan().tiers.values()]
     may_shed = np.array(refusing)[q["tier"]]
@@ -138,9 +143,13 @@ def test_first_tokens_are_quick_again_five_seconds_after_a_long_prompt(rate: flo
 
 @pytest.mark.parametrize("tier", [T0, T1, T2, T3])
 def test_a_request_larger_than_the_cache_is_refused_at_once(tier: int) -> None:
+    expect_a_refusal_at_once(tier, run)
+
+
+def expect_a_refusal_at_once(tier: int, serve: Serve) -> None:
     rows = [Row(0.2 * k, T1, 1000, 200) for k in range(100)]
     rows.append(Row(5.0, tier, 16 * 2000, 10))
-    q = run(trace_of(rows), engine_spec(num_gpu_blocks=2000)).requests
+    q = serve(trace_of(rows), engine_spec(num_gpu_blocks=2000)).requests
     large = q["prompt_tokens"] == 32_000
     assert q["outcome"][large] == REFUSED
     assert (q["outcome"][~large] == FINISHED).all()

@@ -1,0 +1,393 @@
+"""Whether the replay is true of a live engine: the emulated server in real time beside the replay.
+
+    python benchmarks/live_fidelity.py [--minutes 10] [--trace FILE] [--load 0.1] [--json F]
+
+Starts `trimtab serve --emulate`, sends it a trace as clients would (open loop; a session's next
+turn after its answer), and replays the same trace under the same plan, engine and KV blocks. It
+prints P50 and P99 of TTFT and TPOT by tier: as the clients measured them, as the engine logged
+them, and as the replay says, with the replay's error against both. Prompts are words of the
+emulated tokenizer that follow from the trace's prefix ids, so the prefix caches meet the same
+content. Clients, server and engine share this machine: run it alone, at a load that it can carry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.plan import load_plan
+from trimtab.engine_bridge.replay.engine import ReplayEngine
+from trimtab.engine_bridge.trace import NO_SESSION, Trace
+from trimtab.training.traces.formats import read_trace
+from trimtab.training.traces.generate import generate
+
+ENGINE: Final = "h100:llama-3.1-70b-tp8"
+START_S, DRAIN_S, STOP_S = 600.0, 300.0, 60.0
+LONGEST_TOKENS: Final = 60_000
+LEAST_MINUTES: Final = 60.0
+WARM_UP: Final = "warm-up"
+SYLLABLES: Final = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
+QUANTITIES: Final = ("ttft_ms", "tpot_ms")
+PERCENTILES: Final = (50, 99)
+Table = dict[str, dict[str, float]]
+
+
+@dataclass
+class Seen:
+    """What a client saw of one request, seconds on its own clock."""
+
+    sent_s: float
+    first_s: float = float("nan")
+    last_s: float = float("nan")
+    prompt_tokens: int = 0
+    tokens: int = 0
+    answer: str = ""
+
+
+class Prompts:
+    """The words of each row's prompt; every word is one token."""
+
+    def __init__(self, trace: Trace) -> None:
+        """Words for this trace."""
+        self._trace = trace
+        self._blocks: dict[tuple[int, int], list[str]] = {}
+
+    def of(self, row: int, earlier: Sequence[str], shared_tokens: int) -> list[str]:
+        """The prompt of a row.
+
+        Args:
+            row: Row of the trace.
+            earlier: Words of the session so far: the last prompt and its answer.
+            shared_tokens: How many of them this prompt repeats.
+        """
+        trace = self._trace
+        start, end = trace.prefix_offsets[row], trace.prefix_offsets[row + 1]
+        size = int(trace.prefix_block_tokens[row])
+        words = [w for n in trace.prefix_ids[start:end] for w in self._block(int(n), size)]
+        count = int(trace.prompt_tokens[row])
+        words = words[:count]
+        words += draw((1, row), count - len(words))
+        shared = min(shared_tokens, len(earlier), count)
+        words[:shared] = earlier[:shared]
+        return words
+
+    def _block(self, number: int, size: int) -> list[str]:
+        if (number, size) not in self._blocks:
+            self._blocks[number, size] = draw((0, number), size)
+        return self._blocks[number, size]
+
+    def shared_tokens(self, row: int, earlier_row: int) -> int:
+        """Tokens at the beginning that two rows have in common by their prefix ids."""
+        trace = self._trace
+        ids = [
+            trace.prefix_ids[trace.prefix_offsets[n] : trace.prefix_offsets[n + 1]]
+            for n in (row, earlier_row)
+        ]
+        length = min(map(len, ids))
+        differ = np.flatnonzero(ids[0][:length] != ids[1][:length])
+        blocks = int(differ[0]) if len(differ) else length
+        return blocks * int(trace.prefix_block_tokens[row])
+
+
+def draw(key: tuple[int, int], count: int) -> list[str]:
+    """Words that follow from a key."""
+    pairs = np.random.default_rng(key).integers(0, len(SYLLABLES), (max(count, 0), 2))
+    return [SYLLABLES[first] + SYLLABLES[second] for first, second in pairs]
+
+
+class Clients:
+    """Sends a trace to a server in real time."""
+
+    def __init__(self, url: str, model: str, trace: Trace) -> None:
+        """Clients for this trace."""
+        self._model, self._trace = model, trace
+        self._prompts = Prompts(trace)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(base_url=url, timeout=DRAIN_S, limits=limits)
+        self.seen: dict[int, Seen] = {}
+        self.failed: list[str] = []
+
+    async def run(self) -> None:
+        """All requests, to their ends."""
+        async with self._http:
+            for number in range(5):
+                await self._ask(draw((2, number), 40), 20, WARM_UP, "T0")
+            start_s = time.perf_counter()
+            await asyncio.gather(*(self._session(rows, start_s) for rows in self._sessions()))
+
+    def _sessions(self) -> list[list[int]]:
+        trace = self._trace
+        rows: dict[tuple[str, int], list[int]] = {}
+        for row, session in enumerate(trace.session.tolist()):
+            key = ("row", row) if session == NO_SESSION else ("session", session)
+            rows.setdefault(key, []).append(row)
+        return [sorted(found, key=lambda row: trace.turn[row]) for found in rows.values()]
+
+    async def _session(self, rows: list[int], start_s: float) -> None:
+        trace, words = self._trace, list[str]()
+        await asyncio.sleep(start_s + float(trace.arrival_s[rows[0]]) - time.perf_counter())
+        for place, row in enumerate(rows):
+            shared = 0
+            if place:
+                await asyncio.sleep(float(trace.think_s[row]))
+                shared = self._prompts.shared_tokens(row, rows[place - 1])
+            prompt = self._prompts.of(row, words, shared)
+            try:
+                seen = await self._ask(
+                    prompt,
+                    int(trace.output_tokens[row]),
+                    trace.tenant_names[trace.tenant[row]],
+                    trace.tier_names[trace.tier[row]],
+                )
+            except (httpx.HTTPError, ValueError) as error:
+                self.failed.append(f"row {row}: {error!r}")
+                return
+            if seen.prompt_tokens != len(prompt):
+                self.failed.append(f"row {row}: {seen.prompt_tokens} prompt tokens")
+            self.seen[row] = seen
+            words = prompt + seen.answer.split()
+
+    async def _ask(self, words: list[str], tokens: int, tenant: str, tier: str) -> Seen:
+        body = {
+            "model": self._model,
+            "prompt": "".join(f" {word}" for word in words),
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        headers = {"X-Trimtab-Tenant": tenant, "X-Trimtab-Tier": tier}
+        seen = Seen(time.perf_counter())
+        async with self._http.stream(
+            "POST", "/v1/completions", json=body, headers=headers
+        ) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    _take(json.loads(line[6:]), seen)
+        if seen.tokens != tokens:
+            raise ValueError(f"{seen.tokens} tokens of {tokens}")
+        return seen
+
+
+def _take(event: dict[str, Any], seen: Seen) -> None:
+    if event.get("choices"):
+        seen.last_s = time.perf_counter()
+        if np.isnan(seen.first_s):
+            seen.first_s = seen.last_s
+        seen.answer += event["choices"][0]["text"]
+    if event.get("usage"):
+        seen.tokens = int(event["usage"]["completion_tokens"])
+        seen.prompt_tokens = int(event["usage"]["prompt_tokens"])
+
+
+@contextmanager
+def server(folder: Path, plan: str | None) -> Iterator[str]:
+    """The emulated server in real time; gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "trimtab.controller.cli.app", "serve", "--emulate", ENGINE]
+    command += ["--trust-labels", "--traffic-log", str(folder / "traffic"), "--time-scale", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+    command += [] if plan is None else ["--plan", plan]
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder
+        )
+        try:
+            _wait(process, url, folder / "server.log")
+            yield url
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended:\n{log.read_text(errors='replace')[-3000:]}")
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise SystemExit(f"the server did not start within {START_S:g} s, see {log}")
+
+
+def traffic(flags: argparse.Namespace, spec: EngineSpec) -> Trace:
+    """The trace: what arrives in the given minutes, without what would only measure the machine."""
+    if flags.trace is not None:
+        trace = read_trace(flags.trace, rng=np.random.default_rng(flags.seed))
+    else:
+        # The load is a mean: a few minutes cannot be held to it.
+        hours = max(flags.minutes, LEAST_MINUTES) / 60.0
+        trace = generate(
+            hours=hours, seed=flags.seed, preset=flags.preset, load=flags.load, spec=spec
+        )
+    sessions, arrivals = trace.session.tolist(), trace.arrival_s.tolist()
+    first = dict(zip(reversed(sessions), reversed(arrivals), strict=True))
+    start = np.array(
+        [
+            arrival if session == NO_SESSION else first[session]
+            for session, arrival in zip(sessions, arrivals, strict=True)
+        ]
+    )
+    size = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
+    kept = (start < 60.0 * flags.minutes) & (size <= LONGEST_TOKENS)
+    # A session without one of its turns is none: later turns would wait for ever.
+    broken = set(trace.session[~kept].tolist()) - {NO_SESSION}
+    kept &= ~np.isin(trace.session, list(broken))
+    chosen = trace.take(np.flatnonzero(kept))
+    return replace(chosen, cancel_after_s=np.full(len(chosen), np.inf))
+
+
+def replayed(trace: Trace, plan: str | None, spec: EngineSpec) -> Table:
+    """What the replay says, milliseconds by tier."""
+    engine = ReplayEngine(trace, load_plan(plan), spec)
+    engine.run(interval_s=5.0)
+    requests = engine.result().requests
+    later = np.maximum(trace.output_tokens - 1, 1)
+    ttft = requests["first_token_s"] - requests["arrival_s"]
+    tpot = (requests["last_token_s"] - requests["first_token_s"]) / later
+    return table(trace.tier_names, trace.tier, ttft, tpot, trace.output_tokens)
+
+
+def measured(trace: Trace, seen: dict[int, Seen]) -> Table:
+    """What the clients saw, milliseconds by tier."""
+    rows = np.array(sorted(seen))
+    ttft = np.array([seen[row].first_s - seen[row].sent_s for row in rows])
+    span = np.array([seen[row].last_s - seen[row].first_s for row in rows])
+    tokens = trace.output_tokens[rows]
+    tpot = span / np.maximum(tokens - 1, 1)
+    return table(trace.tier_names, trace.tier[rows], ttft, tpot, tokens)
+
+
+def logged(trace: Trace, folder: Path) -> Table:
+    """What the engine's traffic log says, milliseconds by tier."""
+    rows = [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+    rows = [row for row in rows if row["tenant"] != WARM_UP and row["outcome"] == "finished"]
+    tier = np.array([trace.tier_names.index(row["tier"]) for row in rows])
+    ttft = np.array([row["ttft_s"] for row in rows])
+    tokens = np.array([row["output_tokens"] for row in rows])
+    span = np.array([row["e2e_s"] for row in rows]) - ttft
+    return table(trace.tier_names, tier, ttft, span / np.maximum(tokens - 1, 1), tokens)
+
+
+def table(
+    names: Sequence[str],
+    tier: npt.NDArray[Any],
+    ttft_s: npt.NDArray[Any],
+    tpot_s: npt.NDArray[Any],
+    tokens: npt.NDArray[Any],
+) -> Table:
+    """Percentiles by tier, milliseconds."""
+    found: Table = {}
+    for number, name in enumerate(names):
+        line: dict[str, float] = {"requests": int(np.sum(tier == number))}
+        for quantity, values, mask in (
+            ("ttft_ms", ttft_s, tier == number),
+            ("tpot_ms", tpot_s, (tier == number) & (tokens > 1)),
+        ):
+            chosen = values[mask] * 1e3
+            for percent in PERCENTILES:
+                value = float(np.nanpercentile(chosen, percent)) if len(chosen) else float("nan")
+                line[f"{quantity}_p{percent}"] = value
+        found[name] = line
+    return found
+
+
+def errors(replay: Table, true: Table) -> Table:
+    """The replay's relative errors, fractions."""
+    return {
+        tier: {
+            key: replay[tier][key] / value - 1.0
+            for key, value in line.items()
+            if key != "requests" and value > 0
+        }
+        for tier, line in true.items()
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the tables."""
+    keys = [f"{quantity}_p{percent}" for quantity in QUANTITIES for percent in PERCENTILES]
+    print(f"{'':14}{'requests':>9}" + "".join(f"{key:>13}" for key in keys))
+    for tier in report["replay"]:
+        for who in ("clients", "engine", "replay"):
+            line = report[who][tier]
+            cells = "".join(f"{line[key]:13.2f}" for key in keys)
+            print(f"{tier:4}{who:10}{line['requests']:9}{cells}")
+        for who in ("clients", "engine"):
+            line = report["errors"][who][tier]
+            cells = "".join(f"{100 * line.get(key, float('nan')):+12.1f}%" for key in keys)
+            print(f"{'':4}vs {who:16}{cells}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a request failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="arrivals, minutes")
+    parser.add_argument("--trace", type=Path, help="traffic to send; default: generated")
+    parser.add_argument("--preset", default="steady", help="of the generated traffic")
+    parser.add_argument("--load", type=float, default=0.1, help="share of the engine's capacity")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plan", help="plan of both; default: the shipped one")
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args(argv)
+    spec = get_engine_spec(ENGINE)
+    trace = traffic(flags, spec)
+    tokens = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
+    print(f"{len(trace)} requests, {tokens[0]} prompt and {tokens[1]} output tokens", flush=True)
+    replay = replayed(trace, flags.plan, spec)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        with server(folder, flags.plan) as url:
+            clients = Clients(url, ENGINE.rpartition(":")[2], trace)
+            asyncio.run(clients.run())
+        report: dict[str, Any] = {
+            "engine_name": ENGINE,
+            "num_gpu_blocks": spec.num_gpu_blocks,
+            "requests": len(trace),
+            "minutes": flags.minutes,
+            "failed": clients.failed,
+            "clients": measured(trace, clients.seen),
+            "engine": logged(trace, folder / "traffic"),
+            "replay": replay,
+        }
+    report["errors"] = {who: errors(replay, report[who]) for who in ("clients", "engine")}
+    show(report)
+    for line in clients.failed[:5]:
+        print(line, file=sys.stderr)
+    if flags.json is not None:
+        flags.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if clients.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

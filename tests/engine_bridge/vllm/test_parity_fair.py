@@ -1,0 +1,58 @@
+"""The fair rules inside vLLM's scheduler against the replay, step by step, and no block leaks.
+
+`benchmarks/parity.py` compares hundreds of workloads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="runs the fair scheduler inside vLLM's own")
+
+PARITY = Path(__file__).resolve().parents[3] / "benchmarks" / "parity.py"
+
+
+@pytest.fixture(scope="module")
+def parity() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("parity", PARITY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["parity"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["caching", "no-caching"])
+def test_every_step_is_the_replay_s(parity: ModuleType, caching: bool) -> None:
+    seeds = (3, 8, 107, 318) if caching else (3, 7, 131)
+    done = [parity.compare((seed, 300, "fair", caching)) for seed in seeds]
+    assert [one["first"] for one in done] == [None] * len(seeds)
+    assert all(one["same"] == one["steps"] == 300 for one in done)
+    # Without preemptions the comparison would say little.
+    assert sum(one["preemptions"] for one in done) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_leaks(parity: ModuleType, seed: int) -> None:
+    rng = np.random.default_rng([seed, 7])
+    spec = parity.engine(rng, caching=True)
+    trace = parity.workload(rng, spec, requests=60)
+    plan = parity.random_plan(rng)
+    vllm = parity.real_engine(trace, plan, spec, "fair")
+    blocks = vllm.scheduler.kv_cache_manager.block_pool.free_block_queue
+    ledger, before = vllm.scheduler.ledger, vllm.free_blocks()
+    while vllm.step() is not None:
+        assert blocks.num_free_blocks + sum(blocks.held) == before
+    assert vllm.free_blocks() == len(blocks.get_all_free_blocks()) == before
+    assert blocks.held == [0] * len(plan.pools)
+    assert not blocks.shared_between_pools
+    assert all(ledger.row(f"{row:09d}") is None for row in range(len(trace)))
+    state = ledger._state.engine[0]
+    assert (state.running, state.prefilling, state.decoding, state.waiting) == (0, 0, 0, 0)
