@@ -16,7 +16,6 @@ from collections import deque
 from typing import Any, Final, NamedTuple, cast
 
 from vllm.logger import init_logger
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -29,12 +28,13 @@ from trimtab.engine_bridge.plan import Plan, load_plan
 from trimtab.engine_bridge.replay.layout import CANCELLED, FINISHED, NONE, REFUSED, SHED
 from trimtab.engine_bridge.vllm import shedding
 from trimtab.engine_bridge.vllm.block_queue import retention_queue
+from trimtab.engine_bridge.vllm.carrier import PlanCarrier
 from trimtab.engine_bridge.vllm.clock import Clock, WallClock
 from trimtab.engine_bridge.vllm.control_server import ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
 from trimtab.engine_bridge.vllm.drafts import Drafts
 from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
-from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, PREEMPT, Ledger
+from trimtab.engine_bridge.vllm.ledger import Ledger
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 from trimtab.engine_bridge.vllm.seams import check_engine
 from trimtab.engine_bridge.vllm.settings import PluginSettings
@@ -43,8 +43,6 @@ from trimtab.engine_bridge.vllm.watch import Watch
 
 logger = init_logger(f"vllm.{__name__}")
 
-_STALE_S: Final = 1e-3
-"""How long a request with output in flight is passed over before it is looked at again."""
 _OUTCOMES: Final = {
     RequestStatus.FINISHED_STOPPED: FINISHED,
     RequestStatus.FINISHED_LENGTH_CAPPED: FINISHED,
@@ -54,19 +52,8 @@ _OUTCOMES: Final = {
 _NOTHING: Final[tuple[float, list[float]]] = (0.0, [])
 _SLOWEST, _FASTEST = 5.0, 0.2
 """A step's time over what is believed, beyond which it is taken for an accident and cut."""
-
-
-class _Joining(NamedTuple):
-    """A request that the plan lets in, with the blocks that it has been given."""
-
-    request: Request
-    row: int
-    found: tuple[Any, int, int]
-    """vLLM's answer to `get_computed_blocks`."""
-    blocks: Any
-    """vLLM's answer to `allocate_slots`."""
-    named_tokens: int
-    """Tokens whose full blocks can be found already."""
+_NO_TIME: Final = 1e-3
+"""Least time of a step over the model's: an emulated engine's may take none."""
 
 
 class _Flying(NamedTuple):
@@ -106,9 +93,17 @@ class FairScheduler(AsyncScheduler):
         self._blocks.guaranteed = self._ledger.guaranteed_blocks
         self.waiting: PlannedQueue = PlannedQueue(self._on_enter, self._on_leave)
         self._unready: list[Request] = []
-        self._found: dict[int, tuple[Any, int, int]] = {}
-        self._joining: dict[str, _Joining] = {}
-        self._chunks: dict[str, int] = {}
+        self._carrier = PlanCarrier(
+            ledger=self._ledger,
+            blocks=self._blocks,
+            manager=self.kv_cache_manager,
+            requests=self.requests,
+            waiting=self.waiting,
+            lookahead_tokens=self.num_lookahead_tokens,
+            preempt=self._make_way,
+            joins=self._joins,
+            free=self._free_request_blocks,
+        )
         self._flying: deque[_Flying] = deque()
         self._last_output_s = float("-inf")
         self._shed: list[Request] = []
@@ -304,10 +299,10 @@ class FairScheduler(AsyncScheduler):
             self._give_up(row)
             row = ledger.next_shed()
         if self.pause_state == PauseState.UNPAUSED:
-            self._carry_out_plan()
+            self._carrier.carry_out()
         output = self._let_schedule(args, kwargs)
-        if self._chunks:
-            self._settle(output)
+        if self._carrier.chunks:
+            self._carrier.settle(output)
         model_ms, facts = ledger.step_facts() if output.total_num_scheduled_tokens else _NOTHING
         longer = self._drafts.longer(output, model_ms, facts) if self._drafts else 1.0
         self._flying.append(_Flying(model_ms, now_s, False, facts, longer))
@@ -315,29 +310,20 @@ class FairScheduler(AsyncScheduler):
 
     def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
         """VLLM's own `schedule()`, with the plan's answers in place while it runs."""
-        if not self._joining:
+        if not self._carrier.joining:
             return super().schedule(*args, **kwargs)
         manager = self.kv_cache_manager
         # An instance attribute hides the method, for this step alone.
-        manager.allocate_slots = self._allocated
+        manager.allocate_slots = self._carrier.allocated
         try:
-            self.waiting.plan(joining.request for joining in self._joining.values())
             return super().schedule(*args, **kwargs)
         finally:
             del manager.allocate_slots
 
-    def _allocated(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """Blocks that the plan has given already; anybody else's are allocated as usual."""
-        joining = self._joining.get(request.request_id)
-        if joining is not None and request.status != RequestStatus.RUNNING:
-            return joining.blocks
-        manager = self.kv_cache_manager
-        return type(manager).allocate_slots(manager, request, *args, **kwargs)
-
     def _get_local_prefix_cache_hit(
         self, request: Request, *args: Any, **kwargs: Any
     ) -> tuple[Any, int, int, bool]:
-        joining = self._joining.get(request.request_id)
+        joining = self._carrier.joining.get(request.request_id)
         if joining is None:
             return super()._get_local_prefix_cache_hit(request, *args, **kwargs)
         return (*joining.found, False)
@@ -347,116 +333,19 @@ class FairScheduler(AsyncScheduler):
     ) -> int:
         # Called for each request right before it takes blocks.
         self._blocks.pool = request.trimtab_pool
-        if request.request_id in self._chunks:
-            return min(num_new_tokens, self._chunks[request.request_id])
+        chunks = self._carrier.chunks
+        if request.request_id in chunks:
+            return min(num_new_tokens, chunks[request.request_id])
         return 0 if request.is_prefill_chunk else num_new_tokens
 
-    # Carrying out the plan.
-
-    def _carry_out_plan(self) -> None:
-        ledger, blocks = self._ledger, self._blocks
-        ledger.set_blocks(blocks.num_free_blocks, blocks.held)
-        op = ledger.begin()
-        while op != DONE:
-            if op == LOOK_UP:
-                self._look_up(ledger.op_row)
-            elif op == ADMIT:
-                self._let_in(ledger.op_row)
-            elif op == PREEMPT:
-                self._make_way(ledger.op_row)
-            elif op == GROW:
-                ledger.grow()
-                blocks.growing = ledger.growing_blocks
-                blocks.weight = ledger.growth_weight
-                blocks.make_empty(sum(blocks.growing))
-            blocks.growing = ledger.growing_blocks
-            self._show_blocks()
-            op = ledger.next_op()
-        # From here on vLLM takes what was kept for them.
-        blocks.growing = [0] * len(blocks.growing)
-        self._take_chunks()
-
-    def _show_blocks(self) -> None:
-        """Tell the books what is free and held now."""
-        blocks = self._blocks
-        held = [h + g for h, g in zip(blocks.held, blocks.growing, strict=True)]
-        self._ledger.set_blocks(blocks.num_free_blocks - sum(blocks.growing), held)
-        self._ledger.set_classes(*blocks.classes())
-
-    def _look_up(self, row: int) -> None:
-        """What of the request is cached now."""
-        ledger = self._ledger
-        request = self.requests[ledger.request_id(row)]
-        if request.num_stale_output_tokens:
-            ledger.defer(ledger.now_s + _STALE_S)
-            return
-        found = self.kv_cache_manager.get_computed_blocks(request)
-        self._found[row] = found
-        hits = found[0].blocks[0]
-        idle = sum(1 for block in hits if block.ref_cnt == 0)
-        ledger.found(row, target_tokens=request.num_tokens, blocks=len(hits), idle_blocks=idle)
-
-    def _make_way(self, row: int) -> None:
+    def _make_way(self, request: Request) -> None:
         """Preempt a running request; its blocks are free at once."""
-        request = self.requests[self._ledger.request_id(row)]
         self.running.remove(request)
         self._preempt_request(request, self._clock.now_s())
 
-    def _let_in(self, row: int) -> None:
-        """Give a request that joins the blocks of its whole prompt (rule 5)."""
-        ledger, blocks = self._ledger, self._blocks
-        request = self.requests[ledger.request_id(row)]
-        found = self._found.pop(row)
-        computed, hits = found[1], found[0].blocks[0]
-        returns = ledger.facts(row).preemptions > 0
-        blocks.takes(ledger.tier(row), hits, returns)
-        if not returns:
-            hashes = request.block_hashes[len(hits) :]
-            blocks.note_misses(make_block_hash_with_group_id(h, 0) for h in hashes)
-        tokens = min(ledger.op_tokens, request.num_tokens - computed)
-        ahead = request.num_tokens - computed - tokens + self.num_lookahead_tokens
-        given = self.kv_cache_manager.allocate_slots(
-            request,
-            tokens,
-            num_new_computed_tokens=computed,
-            new_computed_blocks=found[0],
-            num_lookahead_tokens=ahead,
-        )
-        assert given is not None, "the plan has seen to it that the blocks are free"
-        ledger.admit(row)
+    def _joins(self, request: Request) -> None:
         if request.num_output_tokens == 0:
             self._watch.awaits_first_token(request.request_id)
-        self._joining[request.request_id] = _Joining(request, row, found, given, computed + tokens)
-
-    def _take_chunks(self) -> None:
-        """Each prefill's tokens in the step that comes."""
-        ledger = self._ledger
-        self._chunks = {ledger.request_id(row): tokens for row, tokens in ledger.grants().items()}
-
-    def _settle(self, output: SchedulerOutput) -> None:
-        """Book what vLLM did of the plan."""
-        ledger = self._ledger
-        for request in self.waiting.unplan():
-            joining = self._joining.pop(request.request_id)
-            self._free_request_blocks(request)
-            ledger.withdraw_admission(joining.row)
-            self._chunks.pop(request.request_id, None)
-        scheduled = output.num_scheduled_tokens
-        for request_id, tokens in self._chunks.items():
-            row = ledger.row(request_id)
-            given = scheduled.get(request_id, 0)
-            if row is not None and given != tokens:
-                ledger.set_grant(row, given)
-        self._name_blocks()
-        self._joining.clear()
-        self._chunks.clear()
-
-    def _name_blocks(self) -> None:
-        """Blocks of who joined and got more than its first chunk: after the others', as planned."""
-        for request_id, joining in self._joining.items():
-            computed = joining.found[1] + self._chunks[request_id]
-            if computed > joining.named_tokens:
-                self.kv_cache_manager.cache_blocks(joining.request, computed)
 
     # Time and output.
 
@@ -473,20 +362,24 @@ class FairScheduler(AsyncScheduler):
     ) -> Any:
         """Book the step's time, then let vLLM take the output in."""
         now_s = self._clock.now_s()
-        if self._flying:
-            step = self._flying.popleft()
-            self._book(step, now_s)
-            if self._drafts is not None:
-                self._drafts.take(scheduler_output, model_runner_output, step.facts)
+        step = self._flying.popleft()
+        start_s = max(step.start_s, self._last_output_s)
+        self._book(step, start_s, now_s)
+        if self._drafts is not None:
+            self._drafts.take(scheduler_output, model_runner_output, step.facts)
         self._last_output_s = now_s
         self._blocks.now_s = now_s
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._watch.output(self.requests, now_s)
+        if step.model_ms:
+            held = sum(self._blocks.held)
+            running, waiting = len(self.running), len(self.waiting)
+            self._watch.step(now_s, (now_s - start_s) * 1e3, step.facts, running, waiting, held)
         if self._shed:
             shedding.answer(outputs, self._shed)
             self._shed = []
         if self._watch.due(now_s) or not self.requests:
-            self._show_blocks()
+            self._carrier.show_blocks()
             self._watch.interval(self._ledger, self._store.describe().lease_left_s, now_s)
         return outputs
 
@@ -506,20 +399,16 @@ class FairScheduler(AsyncScheduler):
             for request_id in scheduler_output.num_scheduled_tokens:
                 self._drafts.cut(request_id)
 
-    def _book(self, step: _Flying, now_s: float) -> None:
+    def _book(self, step: _Flying, start_s: float, now_s: float) -> None:
+        """Book a step that ran between two times, or correct the belief it was booked with."""
         ledger = self._ledger
         if step.model_ms:
-            start_s = max(step.start_s, self._last_output_s)
             speed = self._clock.speed(step.model_ms * step.longer, start_s, now_s)
-            speed = min(max(speed, _FASTEST * ledger.scale), _SLOWEST * ledger.scale)
+            speed = min(max(speed, _FASTEST * ledger.scale, _NO_TIME), _SLOWEST * ledger.scale)
             if step.booked:
                 ledger.believe(speed)
             else:
                 ledger.book(speed, step.longer)
-            step_ms = (now_s - start_s) * 1e3
-            held = sum(self._blocks.held)
-            running, waiting = len(self.running), len(self.waiting)
-            self._watch.step(now_s, step_ms, step.facts, running, waiting, held)
         if not step.booked:
             ledger.set_now(now_s)
 

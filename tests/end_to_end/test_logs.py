@@ -75,8 +75,8 @@ def test_every_request_of_both_servers_is_there(folder: Path) -> None:
 
 def test_every_step_is_there(folder: Path) -> None:
     steps = rows(folder / "steps")
-    # Each finished request's last token is a step of both servers.
-    assert sum(row["finished"] for row in steps) == 2 * (FINISHED + LEFT)
+    # Each finished request's last token is a step of both servers; who left may have no step after.
+    assert 2 * FINISHED <= sum(row["finished"] for row in steps) <= 2 * (FINISHED + LEFT)
     assert sum(row["decodes"] for row in steps) >= 2 * FINISHED * (TOKENS - 1)
     assert all(row["step_ms"] > 0 for row in steps)
 

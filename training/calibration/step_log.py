@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -84,7 +84,7 @@ def read_step_log(path: Path) -> StepLog:
 def joined(logs: Sequence[StepLog]) -> StepLog:
     """The steps of several logs as one."""
     tables = [log.table for log in logs]
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.concatenate([getattr(table, name) for table in tables])
         for name, value in vars(tables[0]).items()
         if isinstance(value, np.ndarray)
