@@ -11,8 +11,6 @@ from tests.cases.real_vllm.serving import Engine, serve
 from tests.cases.replaying import FINISHED, T0, T2, engine_spec, trace_of, ttft_s
 from tests.cases.test_preemption_storm import (
     POISON_TOKENS,
-    PUBLISHED,
-    TIGHT,
     Traffic,
     expect_a_refusal_at_once,
     expect_everybody_ends,
@@ -42,12 +40,6 @@ def test_stock_rules_preempt_and_make_paying_requests_wait() -> None:
 
 @pytest.mark.parametrize("traffic", VARIANTS, ids=str)
 def test_everybody_ends_and_nobody_is_tossed_about(traffic: Traffic) -> None:
-    expect_everybody_ends(traffic, serve)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("traffic", [TIGHT, PUBLISHED], ids=["tight", "published"])
-def test_everybody_ends_over_the_whole_length(traffic: Traffic) -> None:
     expect_everybody_ends(traffic, serve)
 
 
