@@ -360,7 +360,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plan", help="plan of both; default: the shipped one")
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args(argv)
-    spec = get_engine_spec(ENGINE)
+    # The server schedules a step while the one before runs, as vLLM does on GPUs.
+    spec = get_engine_spec(ENGINE).with_limits(async_scheduling=True)
     trace = traffic(flags, spec)
     tokens = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
     print(f"{len(trace)} requests, {tokens[0]} prompt and {tokens[1]} output tokens", flush=True)
