@@ -37,6 +37,8 @@ TIERS = ("T0", "T1", "T2", "T3")
 TENANTS = ("a", "b", "c", "d", "e", "f", "g")
 SHOWN = 10
 CHANGE_STEPS = 40
+NO_INTERVAL_S = 3600.0
+"""The replay is stepped without telemetry intervals, at whose ends both sides settle accounts."""
 LONGEST_PROMPTS, LONGEST_OUTPUT = (200, 1000, 4000), 300
 SWITCHES = tuple(f"rules.{name}" for name in Rules.model_fields)
 
@@ -216,7 +218,13 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
             spec,
             scheduler_class=FairScheduler,
             policy="priority",
-            additional_config={"trimtab": {"engine": spec.name, "plan": str(path)}},
+            additional_config={
+                "trimtab": {
+                    "engine": spec.name,
+                    "plan": str(path),
+                    "interval_s": NO_INTERVAL_S,
+                }
+            },
             prepare=lambda scheduler, now: scheduler.use_clock(VirtualClock(now)),
         )
 
