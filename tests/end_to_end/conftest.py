@@ -62,6 +62,10 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+# Whatever level other tests have set for their own vLLM.
+LOUD = {"VLLM_LOGGING_LEVEL": "INFO"}
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`trimtab serve --emulate` as a user starts it, with fast steps."""
@@ -95,7 +99,7 @@ def running(
             stdout=out,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | dict(env or {}),
+            env=os.environ | LOUD | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)} | dict(env or {}),
             start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"

@@ -90,11 +90,12 @@ def test_the_traffic_log_is_a_trace(folder: Path, tmp_path: Path) -> None:
     assert info.returncode == 0, info.stderr
     assert str(2 * (FINISHED + LEFT)) in info.stdout
     command = [*trimtab, "whatif", "--trace", traffic, "--engine", "h100:llama-3.1-70b-tp8"]
+    study = tmp_path / "study.json"
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "study")], capture_output=True, text=True, timeout=300
+        [*command, "--json", str(study)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert any((tmp_path / "study").iterdir())
+    assert '"results"' in study.read_text()
 
 
 def test_no_log_holds_a_prompt_an_answer_or_a_key(folder: Path) -> None:

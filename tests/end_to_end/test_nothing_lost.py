@@ -109,7 +109,8 @@ def test_every_request_ends_once_and_no_block_is_lost(tmp_path: Path) -> None:
     finished = total(found, "trimtab_requests_total", 'outcome="finished"')
     # Some of those who left had all their tokens before the server saw them go.
     assert REQUESTS - left - shed <= finished <= REQUESTS - shed
-    assert total(found, "trimtab_requests_total", 'outcome="cancelled"') == left
+    cancelled = total(found, "trimtab_requests_total", 'outcome="cancelled"')
+    assert finished + cancelled + shed == REQUESTS
     assert total(found, "trimtab_requests_total", 'outcome="shed"') == shed
     assert finished > REQUESTS / 2
     assert total(found, "trimtab_preemptions_total") > 0
