@@ -5,27 +5,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 pytest.importorskip("vllm", reason="compares with vLLM's own scheduler")
-
-PARITY = Path(__file__).resolve().parents[3] / "benchmarks" / "parity.py"
-
-
-@pytest.fixture(scope="module")
-def parity() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("parity", PARITY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no-caching"])
