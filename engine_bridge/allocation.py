@@ -65,6 +65,10 @@ class Allocation:
             max_num_seqs=UNLIMITED if capacity is None else capacity,
         )
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Itself: nothing in it can change."""
+        return self
+
     def check_shape(self, plan: Plan) -> None:
         """Refuse an allocation that was made for another plan.
 

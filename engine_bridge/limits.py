@@ -11,7 +11,7 @@ import enum
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trimtab.engine_bridge.allocation import UNLIMITED, Allocation
 from trimtab.engine_bridge.plan import SUM_TOLERANCE, AnyBounds, Plan
@@ -95,34 +95,72 @@ def project(
         capacity_max_num_seqs: What the engine was started for; without it, what the plan says.
 
     Returns:
-        The nearest lawful allocation, with the version of `proposed`.
+        The nearest lawful allocation, with the version of `proposed`. The static plan as a whole is
+        lawful after whatever came before: falling back takes one interval, not many.
 
     Raises:
         AllocationError: a tuple has too many or too few entries for the plan.
     """
-    proposed.check_shape(plan)
-    previous.check_shape(plan)
-    static = Allocation.static(plan)
-    if capacity_max_num_seqs is None:
-        capacity_max_num_seqs = plan.engine.max_num_seqs
-    held: dict[str, Any] = {}
-    limited: list[Limited] = []
-    for knob in _KNOBS:
-        bounds: AnyBounds | None = getattr(plan.controller.bounds, knob)
-        capacity = capacity_max_num_seqs if knob == "max_num_seqs" else None
-        asked, default = getattr(proposed, knob), getattr(static, knob)
-        if bounds is None:
-            held[knob] = default
-            reasons = set() if _same(asked, default) else {LimitReason.CLOSED}
-        else:
-            values, reasons = _hold_knob(
-                knob, _values(asked), _values(getattr(previous, knob)), _values(default),
-                bounds, capacity,
+    return Limits(plan, capacity_max_num_seqs=capacity_max_num_seqs).project(proposed, previous)
+
+
+class Limits:
+    """The bounds of one plan on one engine, read off once; whoever projects often keeps it."""
+
+    def __init__(self, plan: Plan, *, capacity_max_num_seqs: int | None = None) -> None:
+        """Read the bounds; the capacity is as for `project`."""
+        self._plan = plan
+        self._static = static = Allocation.static(plan)
+        if capacity_max_num_seqs is None:
+            capacity_max_num_seqs = plan.engine.max_num_seqs
+        self._fits = capacity_max_num_seqs is None or (
+            static.max_num_seqs == UNLIMITED or static.max_num_seqs <= capacity_max_num_seqs
+        )
+        self._knobs: list[_Knob] = []
+        for name in _KNOBS:
+            bounds: AnyBounds | None = getattr(plan.controller.bounds, name)
+            default = getattr(static, name)
+            capacity = capacity_max_num_seqs if name == "max_num_seqs" else None
+            lawful = bounds is not None and _lawful(
+                _values(default), bounds, cap=name in _CAPS, whole=name in _WHOLES,
+                capacity=capacity,
             )  # fmt: skip
-            typed = tuple(int(v) for v in values) if bounds.integer else values
-            held[knob] = typed if isinstance(default, tuple) else typed[0]
-        limited += [Limited(knob, reason) for reason in LimitReason if reason in reasons]
-    return Projection(replace(proposed, **held), tuple(limited))
+            self._knobs.append(_Knob(name, bounds, default, capacity, lawful))
+
+    def project(self, proposed: Allocation, previous: Allocation) -> Projection:
+        """As the function `project`."""
+        proposed.check_shape(self._plan)
+        previous.check_shape(self._plan)
+        if self._fits and replace(proposed, version=self._static.version) == self._static:
+            return Projection(proposed)
+        held: dict[str, Any] = {}
+        limited: list[Limited] = []
+        for name, bounds, default, capacity, lawful in self._knobs:
+            asked, before = getattr(proposed, name), getattr(previous, name)
+            if lawful and asked == default and before == default and type(asked) is type(default):
+                held[name] = default
+                continue
+            if bounds is None:
+                held[name] = default
+                reasons = set() if _same(asked, default) else {LimitReason.CLOSED}
+            else:
+                values, reasons = _hold_knob(
+                    name, _values(asked), _values(before), _values(default), bounds, capacity
+                )
+                typed = tuple(map(int, values)) if bounds.integer else values
+                held[name] = typed if isinstance(default, tuple) else typed[0]
+            if reasons:
+                limited += [Limited(name, reason) for reason in LimitReason if reason in reasons]
+        return Projection(replace(proposed, **held), tuple(limited))
+
+
+class _Knob(NamedTuple):
+    name: str
+    bounds: AnyBounds | None
+    default: Any
+    capacity: int | None
+    lawful: bool
+    """Whether the static value is inside the bounds: then asking for it again changes nothing."""
 
 
 def _hold_knob(
@@ -195,6 +233,8 @@ def _shift_into(fractions: Values, ranges: list[tuple[float, float]], previous: 
     # Bisection to the last bit: the sum rises with the shift, and -2 and 2 clip every entry.
     for _ in range(64):
         middle = (least + most) / 2
+        if middle in (least, most):
+            break
         if math.fsum(shifted(middle)) < 1:
             least = middle
         else:
@@ -232,7 +272,8 @@ def _sums_to_one(values: Values) -> bool:
 
 def _values(knob: object) -> Values:
     """A knob's entries as floats; what is no number becomes NaN."""
-    return tuple(_number(v) for v in (knob if isinstance(knob, tuple) else (knob,)))
+    entries = knob if isinstance(knob, tuple) else (knob,)
+    return tuple([v if type(v) is float else _number(v) for v in entries])
 
 
 def _number(value: object) -> float:

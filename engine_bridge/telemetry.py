@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from trimtab.engine_bridge.allocation import Allocation
 
@@ -48,6 +49,9 @@ class TierTelemetry:
     request is judged when it ends or misses its first deadline, whichever is earlier."""
     attainment_samples: int
     """Requests judged in the interval."""
+    met_tokens: float
+    """Priced tokens (`pricing`) of the requests judged in the interval that met their targets. A
+    live engine takes the prompt tokens that it found cached for the repeated ones."""
     ttft_ms_p50: float
     """Median time to first token, milliseconds; NaN without data."""
     ttft_ms_p99: float
@@ -97,3 +101,7 @@ class Telemetry:
     """The allocation that the engine kept to at the end of the interval."""
     age_s: float
     """Time since these figures were true, seconds; 0 when fresh."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Itself: nothing in it can change."""
+        return self

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.pricing import priced_tokens
 from trimtab.engine_bridge.trace import Trace
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
-
-REPEATED_PROMPT_PRICE = 0.1
-"""Price of a prompt token that a prefix cache can hold, over a fresh one (public price lists)."""
-OUTPUT_PRICE = 3.0
-"""Price of an output token over a fresh prompt token (public price lists)."""
 
 UNFINISHED, FINISHED, REFUSED, SHED, CANCELLED = range(5)
 """Outcomes of a request, as the replay numbers them."""
@@ -54,23 +51,14 @@ class Met:
     """All targets of its tier, and served: what counts as attained."""
 
 
-def repeated_prompt_tokens(trace: Trace) -> FloatArray:
-    """Prompt tokens of each request in blocks that an earlier row of the trace had, shape (n,).
+def targets(plan: Plan) -> Targets:
+    """The plan's targets."""
 
-    It is a property of the traffic, not of a cache: the same for every policy.
-    """
-    repeated = np.zeros(len(trace))
-    if not len(trace.prefix_ids):
-        return repeated
-    lengths = np.diff(trace.prefix_offsets)
-    row = np.repeat(np.arange(len(trace)), lengths)
-    place = np.arange(len(row)) - np.repeat(trace.prefix_offsets[:-1], lengths)
-    block_tokens = trace.prefix_block_tokens[row]
-    left = trace.prompt_tokens[row] - place * block_tokens
-    first_row = np.empty(int(trace.prefix_ids.max()) + 1, np.int64)
-    first_row[trace.prefix_ids[::-1]] = row[::-1]
-    tokens = np.where(first_row[trace.prefix_ids] < row, np.clip(left, 0, block_tokens), 0)
-    return np.bincount(row, weights=tokens, minlength=len(trace)).astype(np.float64)
+    def column(kind: str) -> FloatArray:
+        given = [getattr(tier.targets, kind) for tier in plan.tiers.values()]
+        return np.array([np.inf if target is None else target for target in given])
+
+    return Targets(ttft_ms=column("ttft_ms"), tpot_ms=column("tpot_ms"), e2e_ms=column("e2e_ms"))
 
 
 def demand(trace: Trace, tier_values: FloatArray) -> FloatArray:
@@ -82,13 +70,7 @@ def demand(trace: Trace, tier_values: FloatArray) -> FloatArray:
         trace: the traffic.
         tier_values: value of 1,000 fresh prompt tokens, by index into `trace.tier_names`.
     """
-    repeated = repeated_prompt_tokens(trace)
-    priced_tokens = (
-        trace.prompt_tokens
-        - (1.0 - REPEATED_PROMPT_PRICE) * repeated
-        + OUTPUT_PRICE * trace.output_tokens
-    )
-    return np.asarray(tier_values[trace.tier] * priced_tokens / 1000.0, np.float64)
+    return np.asarray(tier_values[trace.tier] * priced_tokens(trace) / 1000.0, np.float64)
 
 
 def latencies(

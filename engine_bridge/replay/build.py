@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
 from trimtab.engine_bridge.plan import Plan, Tier
+from trimtab.engine_bridge.pricing import priced_prompt_tokens
 from trimtab.engine_bridge.replay.chunks import TOTALS
 from trimtab.engine_bridge.replay.layout import (
     CLASS,
@@ -163,6 +164,7 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
     req.tenant[:] = account
     req.prompt[:] = trace.prompt_tokens
     req.output[:] = trace.output_tokens
+    req.prompt_worth[:] = priced_prompt_tokens(trace)
     req.stop[:] = trace.stop_reason
     req.joined_step[:] = NONE
     for column in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):

@@ -9,7 +9,14 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.layout import NONE, State
-from trimtab.engine_bridge.rules.retention import goes_before, reuse_rate, scaled_age
+from trimtab.engine_bridge.replay.names import drop_item, name_answer
+from trimtab.engine_bridge.rules.retention import (
+    FIXED_QUOTA,
+    faded,
+    goes_before,
+    reuse_rate,
+    scaled_age,
+)
 
 _PRIOR = 0.01
 """Blocks of good faith for a class's reuse, share of the cache."""
@@ -17,53 +24,6 @@ _COMES_BACK = 0.25
 """Reuse from which a class counts as content that is come back for."""
 _MEMORY = 2.0
 """Blocks seen, in caches, after which what is known of a class's reuse counts half."""
-
-
-@compiled
-def new_item(s: State, prefix: int, blocks: int, pool: int) -> int:
-    """A new item of a content, or of a request's own blocks (`prefix` -1 - row), held by nobody."""
-    e = s.engine[0]
-    e.free_items -= 1
-    number = s.free_items[e.free_items]
-    item = s.items[number]
-    item.prefix = prefix
-    item.blocks = blocks
-    item.refs = 0
-    item.charge = pool
-    item.reused = 0
-    item.next = NONE
-    item.prev = NONE
-    item.same = NONE
-    for p in range(s.pool_refs.shape[1]):
-        s.pool_refs[number, p] = 0
-    if prefix >= 0:
-        # Equal content may exist twice; the copy that was named first is found, as in vLLM.
-        if s.first_item[prefix] == NONE:
-            s.first_item[prefix] = number
-        else:
-            last = int(s.first_item[prefix])
-            while s.items[last].same != NONE:
-                last = s.items[last].same
-            s.items[last].same = number
-    return number
-
-
-@compiled
-def drop_item(s: State, number: int) -> None:
-    """Forget an item that is in no list any more; its content is not found by it again."""
-    e, item = s.engine[0], s.items[number]
-    if item.prefix >= 0:
-        if s.first_item[item.prefix] == number:
-            s.first_item[item.prefix] = item.same
-        else:
-            before = int(s.first_item[item.prefix])
-            while s.items[before].same != number:
-                before = s.items[before].same
-            s.items[before].same = item.same
-    elif s.req[-1 - item.prefix].own_item == number:
-        s.req[-1 - item.prefix].own_item = NONE
-    s.free_items[e.free_items] = number
-    e.free_items += 1
 
 
 @compiled
@@ -117,22 +77,28 @@ def learn_reuse(s: State, kind: int, woken: int, lost: int) -> None:
     at = s.classes[kind]
     at.woken += woken
     at.lost = max(0.0, at.lost + lost)
-    if at.woken + at.lost > _MEMORY * s.engine[0].total_blocks:
-        at.woken *= 0.5
-        at.lost *= 0.5
+    by = faded(at.woken, at.lost, _MEMORY * s.engine[0].total_blocks)
+    at.woken *= by
+    at.lost *= by
 
 
 @compiled
 def _lose(s: State, kind: int, most: int) -> int:
-    """Count evicted blocks of a class, up to `most` or until the past fades; how many."""
-    at, limit = s.classes[kind], _MEMORY * s.engine[0].total_blocks
-    gone = 0
-    while gone < most:
+    """Count evicted blocks of a class, up to `most` or until it may not be its turn; how many.
+
+    What is lost hastens its turn, unless the past fades; quotas count each block.
+    """
+    if s.engine[0].eviction == FIXED_QUOTA:
+        most = 1
+    at, remembered = s.classes[kind], _MEMORY * s.engine[0].total_blocks
+    woken, lost, gone, by = at.woken, at.lost, 0, 1.0
+    # One by one, as floats round; in local variables, as runs are long.
+    while gone < most and by == 1.0:
+        lost += 1.0
+        by = faded(woken, lost, remembered)
         gone += 1
-        learn_reuse(s, kind, 0, 1)
-        if at.woken + at.lost <= 0.5 * limit:
-            # It may just have faded, which can change the class's turn.
-            break
+    at.woken = woken * by
+    at.lost = lost * by
     return gone
 
 
@@ -182,62 +148,110 @@ def _spared(s: State, kind: int, weight: float) -> bool:
 
 
 @compiled
-def _next_class(s: State, weight: float) -> int:
-    """The class whose oldest item is reused next (rule 7) for a tier of that weight."""
-    e = s.engine[0]
-    best, best_age, best_sequence, best_rank, best_over = NONE, 0.0, 0, 0, 0.0
+def _scaled(s: State, kind: int) -> float:
+    """Scaled age of a class's oldest item, seconds."""
+    at = s.classes[kind]
+    factor = at.factor
+    if s.engine[0].learn_reuse == 1:
+        factor *= _reuse(s, kind)
+    return scaled_age(s.engine[0].now_s, s.items[at.head].idle_s, factor)
+
+
+@compiled
+def _goes_first(s: State, kind: int, age: float, than: int, than_age: float) -> bool:
+    """Whether rule 7 empties one class's oldest item before another's, given their ages."""
+    e, at, other = s.engine[0], s.classes[kind], s.classes[than]
+    over, than_over = 0.0, 0.0
+    if e.eviction == FIXED_QUOTA:
+        over, than_over = _over_quota(s, kind), _over_quota(s, than)
+    return goes_before(
+        e.eviction,
+        age,
+        s.items[at.head].sequence,
+        at.rank,
+        over,
+        than_age,
+        s.items[other.head].sequence,
+        other.rank,
+        than_over,
+    )
+
+
+@compiled
+def _next_class(s: State, weight: float) -> tuple[int, int, float]:
+    """The class whose oldest item is reused next (rule 7) for a tier of that weight.
+
+    Returns:
+        The class, NONE if there is none; the one that would be next without it, and its age.
+    """
+    best, best_age, rival, rival_age = NONE, 0.0, NONE, 0.0
     for kind in range(len(s.classes)):
-        at = s.classes[kind]
-        if at.head == NONE or _spared(s, kind, weight):
+        if s.classes[kind].head == NONE or _spared(s, kind, weight):
             continue
-        item = s.items[at.head]
-        factor = at.factor
-        if e.learn_reuse == 1:
-            factor *= _reuse(s, kind)
-        age = scaled_age(e.now_s, item.idle_s, factor)
-        over = _over_quota(s, kind) if e.eviction == 3 else 0.0
-        if best == NONE or goes_before(
-            e.eviction,
-            age,
-            item.sequence,
-            at.rank,
-            over,
-            best_age,
-            best_sequence,
-            best_rank,
-            best_over,
-        ):
-            best, best_age, best_sequence = kind, age, item.sequence
-            best_rank, best_over = at.rank, over
-    return best
+        age = _scaled(s, kind)
+        if best == NONE or _goes_first(s, kind, age, best, best_age):
+            rival, rival_age = best, best_age
+            best, best_age = kind, age
+        elif rival == NONE or _goes_first(s, kind, age, rival, rival_age):
+            rival, rival_age = kind, age
+    return best, rival, rival_age
+
+
+@compiled
+def _stays_next(s: State, kind: int, weight: float, rival: int, rival_age: float) -> bool:
+    """Whether the class that has just lost blocks loses the next ones too.
+
+    Nothing has changed for the others, but under quotas, which count what their pools cache.
+    """
+    if s.engine[0].eviction == FIXED_QUOTA or s.classes[kind].head == NONE:
+        return False
+    if _spared(s, kind, weight):
+        return False
+    return rival == NONE or _goes_first(s, kind, _scaled(s, kind), rival, rival_age)
+
+
+@compiled
+def _empty_oldest(s: State, kind: int, most: int) -> int:
+    """Empty up to that many blocks of a class's oldest item; how many."""
+    e, at = s.engine[0], s.classes[kind]
+    number = int(at.head)
+    item = s.items[number]
+    gone = _lose(s, kind, min(most, int(item.blocks)))
+    e.empty_blocks += gone
+    e.evicted_blocks += gone
+    if gone < item.blocks:
+        item.blocks -= gone
+        at.blocks -= gone
+        e.cached_blocks -= gone
+        return gone
+    content = int(item.prefix)
+    wake(s, number)
+    drop_item(s, number)
+    if content < 0:
+        return gone
+    if s.first_item[content] == NONE and e.learn_reuse == 1:
+        # A copy of it in a running answer can still be found.
+        name_answer(s, content, 0)
+    if s.first_item[content] == NONE:
+        s.ghost_kind[content] = kind
+        s.ghost_mark[content] = e.evicted_blocks
+    return gone
 
 
 @compiled
 def evict(s: State, blocks: int, weight: float) -> None:
     """Empty that many cached blocks for a tier of that weight, in rule 7's order, tails first.
 
-    Block by block, as what is learned from one may change which class loses the next. The caller
-    has checked that as many are cached.
+    Item by item, as what is learned from one may change which class loses the next. The caller has
+    checked that as many are cached.
     """
-    e = s.engine[0]
     while blocks > 0:
-        kind = _next_class(s, weight)
+        kind, rival, rival_age = _next_class(s, weight)
         if kind == NONE:
-            kind = _next_class(s, np.inf)
-        number = s.classes[kind].head
-        item = s.items[number]
-        gone = _lose(s, kind, min(blocks, item.blocks))
-        blocks -= gone
-        e.empty_blocks += gone
-        e.evicted_blocks += gone
-        if gone < item.blocks:
-            item.blocks -= gone
-            s.classes[kind].blocks -= gone
-            e.cached_blocks -= gone
+            # All are spared: what one loses may end that, so look at all of them each time.
+            kind, _, _ = _next_class(s, np.inf)
+            blocks -= _empty_oldest(s, kind, blocks)
             continue
-        content = item.prefix
-        wake(s, number)
-        drop_item(s, number)
-        if content >= 0 and s.first_item[content] == NONE:
-            s.ghost_kind[content] = kind
-            s.ghost_mark[content] = e.evicted_blocks
+        blocks -= _empty_oldest(s, kind, blocks)
+        while blocks > 0 and _stays_next(s, kind, weight, rival, rival_age):
+            blocks -= _empty_oldest(s, kind, blocks)

@@ -14,7 +14,7 @@ import numpy as np
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import ReplayError
-from trimtab.engine_bridge.limits import project
+from trimtab.engine_bridge.limits import Limits
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
@@ -88,8 +88,10 @@ class ReplayEngine:
         )
         self._handle = handle_of(self._state)
         self._static = Allocation.static(plan)
+        self._limits = Limits(plan, capacity_max_num_seqs=self._capacity)
         self._applied = self._static
         self._lease_ends_s = np.inf
+        self._due_s = 0.0
         self._log = TelemetryLog()
         self._put_now(self._static)
 
@@ -102,6 +104,11 @@ class ReplayEngine:
     def now_s(self) -> float:
         """Virtual time, seconds from the start of the trace."""
         return float(self._state.engine[0].now_s)
+
+    @property
+    def due_s(self) -> float:
+        """When the last interval was due to end; its last step may have run over, to `now_s`."""
+        return self._due_s
 
     @property
     def finished(self) -> bool:
@@ -122,9 +129,7 @@ class ReplayEngine:
         # What holds already is lawful: asking for it again only renews the lease.
         projected = self._applied
         if allocation != self._applied:
-            projected = project(
-                allocation, self._applied, self._plan, capacity_max_num_seqs=self._capacity
-            ).allocation
+            projected = self._limits.project(allocation, self._applied).allocation
         controller = self._plan.controller
         lease_s = controller.lease_intervals * controller.interval_s if ttl_s is None else ttl_s
         self._lease_ends_s = self.now_s + lease_s
@@ -141,14 +146,17 @@ class ReplayEngine:
         self._applied = allocation
 
     def advance(self, interval_s: float) -> Telemetry:
-        """Run one interval (to the end of the step that passes it) and report it.
+        """Run one interval (to the end of the step that passes its due end) and report it.
+
+        Intervals are due one after the other: what the last step of one runs over is missing from
+        the next, and does not add up.
 
         Raises:
             ReplayError: requests wait that nothing will ever admit: a fault of the rules.
         """
         e = self._state.engine[0]
         start_s, start_busy_ms = float(e.now_s), float(e.busy_ms)
-        until_s = start_s + interval_s
+        until_s = self._due_s = self._due_s + interval_s
         moving = True
         if self._lease_ends_s < until_s and self._applied != self._static:
             moving = advance(self._handle, self._lease_ends_s)
@@ -187,15 +195,17 @@ class ReplayEngine:
         Raises:
             ReplayError: as `advance`.
         """
-        while not self.finished and self.now_s < until_s:
+        while not self.finished and self._due_s < until_s:
             if self._lease_ends_s < until_s and self._applied != self._static:
-                self.advance(min(interval_s, until_s - self.now_s))
+                self.advance(min(interval_s, until_s - self._due_s))
             else:
                 self._run(interval_s, until_s)
 
     def _run(self, interval_s: float, until_s: float) -> None:
         tables, heads = self._tables(_MOST_AT_ONCE)
-        count, moving = advance_intervals(self._handle, interval_s, until_s, tables, heads)
+        count, self._due_s, moving = advance_intervals(
+            self._handle, self._due_s, interval_s, until_s, tables, heads
+        )
         self._log.add(tables[:count], heads[:count], self._applied)
         if not moving:
             self._stuck()

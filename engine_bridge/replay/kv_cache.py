@@ -18,15 +18,9 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.cached_items import (
-    drop_item,
-    evict,
-    fall_idle,
-    learn_reuse,
-    new_item,
-    wake,
-)
-from trimtab.engine_bridge.replay.layout import DECODING, FAIR, NONE, State
+from trimtab.engine_bridge.replay.cached_items import evict, fall_idle, learn_reuse, wake
+from trimtab.engine_bridge.replay.layout import FAIR, NONE, State
+from trimtab.engine_bridge.replay.names import content_of, drop_item, name_answer, new_item
 
 _GHOSTS = 4
 """Evicted blocks, in caches, that are remembered by their names."""
@@ -48,7 +42,7 @@ def note_misses(s: State, row: int) -> None:
     if s.engine[0].external == 1:
         return
     e, r = s.engine[0], s.req[row]
-    most = min(r.named_total, -(-r.target // e.block_size))
+    most = min(r.named_total, r.target // e.block_size)
     start = 0
     for place in range(r.prefix_start, r.prefix_start + r.prefix_count):
         run = int(s.prefix_ids[place])
@@ -107,21 +101,6 @@ def take_blocks(s: State, tier: int, blocks: int) -> None:
 
 
 @compiled
-def _ask_maker(s: State, content: int) -> int:
-    """The block of a content that a running answer may just have filled; NONE if there is none.
-
-    Decodes name their blocks only when they stop, or here when somebody looks for one.
-    """
-    e, row = s.engine[0], int(s.maker[content])
-    if row != NONE and s.req[row].status == DECODING:
-        r = s.req[row]
-        computed = r.computed + e.step - r.sync_step
-        # vLLM names what a step computes when it plans it; the fair rules when it is planned.
-        name_blocks(s, row, computed + (e.grown_step == e.step and e.mode != FAIR))
-    return int(s.first_item[content])
-
-
-@compiled
 def find_cached(s: State, row: int) -> tuple[int, int, int]:
     """What a request would find cached now.
 
@@ -135,6 +114,8 @@ def find_cached(s: State, row: int) -> tuple[int, int, int]:
     if e.caching == 0:
         return 0, 0, 0
     most = (r.target - 1) // e.block_size
+    # The stock rules look when the decodes have named what they fill in this step.
+    ahead = 1 if e.grown_step == e.step and e.mode != FAIR else 0
     named, idle = 0, 0
     for place in range(r.prefix_start, r.prefix_start + r.prefix_count):
         run = int(s.prefix_ids[place])
@@ -143,7 +124,8 @@ def find_cached(s: State, row: int) -> tuple[int, int, int]:
         ):
             number = int(s.first_item[content])
             if number == NONE:
-                number = _ask_maker(s, content)
+                name_answer(s, content, ahead)
+                number = int(s.first_item[content])
                 if number == NONE:
                     return named, 0, idle
             if s.items[number].refs == 0:
@@ -171,17 +153,6 @@ def look_up(s: State, row: int) -> None:
 
 
 @compiled
-def _content(s: State, row: int, block: int) -> int:
-    """Content number of one of a request's named blocks; asked for in ascending order."""
-    r = s.req[row]
-    while block >= r.span_blocks:
-        r.span_blocks += s.run_blocks[s.prefix_ids[r.prefix_start + r.groups]]
-        r.groups += 1
-    run = int(s.prefix_ids[r.prefix_start + r.groups - 1])
-    return int(s.run_first[run]) + block - (r.span_blocks - int(s.run_blocks[run]))
-
-
-@compiled
 def hold_cached(s: State, row: int) -> None:
     """Take what `look_up` found for the request: idle blocks become held."""
     e, r = s.engine[0], s.req[row]
@@ -195,7 +166,7 @@ def hold_cached(s: State, row: int) -> None:
         e.free_tables -= 1
         r.table = s.free_tables[e.free_tables]
     for block in range(named):
-        number = int(s.first_item[_content(s, row, block)])
+        number = int(s.first_item[content_of(s, row, block)])
         item = s.items[number]
         if item.refs == 0:
             learn_reuse(s, item.kind, 1, 0)
@@ -225,22 +196,6 @@ def hold_cached(s: State, row: int) -> None:
         s.pools[pool].held += own
     # What is left of its own run it computes anew; the old blocks lie there until they are reused.
     r.own_item = NONE
-
-
-@compiled
-def name_blocks(s: State, row: int, tokens: int) -> None:
-    """Make the full blocks of the first `tokens` tokens findable by their content."""
-    if s.engine[0].external == 1:
-        return
-    r = s.req[row]
-    full = min(tokens // s.engine[0].block_size, r.named_total)
-    pool = s.tiers[r.tier].pool
-    while r.named_blocks < full:
-        number = new_item(s, _content(s, row, r.named_blocks), 1, pool)
-        s.items[number].refs = 1
-        s.pool_refs[number, pool] = 1
-        s.tables[r.table, r.named_blocks] = number
-        r.named_blocks += 1
 
 
 @compiled

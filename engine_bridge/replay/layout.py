@@ -130,6 +130,7 @@ REQUEST = np.dtype(
         ("tenant", "i8"),
         ("prompt", "i4"),
         ("output", "i4"),
+        ("prompt_worth", "f8"),  # priced tokens of the prompt; NaN: its cached ones are repeated
         ("stop", "i8"),
         ("successor", "i8"),  # row of the session's next turn
         # What the engine knows.
@@ -238,6 +239,7 @@ TIER = np.dtype(
         ("refused", "i8"),
         ("judged", "i8"),
         ("met", "i8"),
+        ("met_tokens", "f8"),
         ("preemptions", "i8"),
         ("recomputed", "i8"),
         ("skewed", "i8"),
@@ -268,15 +270,15 @@ ITEM = np.dtype(
     [
         ("idle_s", "f8"),
         ("sequence", "i8"),
-        ("prefix", "i8"),  # content of one block, or -1 - row for a request's unnamed run
-        ("blocks", "i8"),
+        ("prefix", "i4"),  # content of one block, or -1 - row for a request's unnamed run
+        ("blocks", "i4"),
         ("refs", "i4"),
-        ("charge", "i8"),  # pool that the blocks count in while held
-        ("kind", "i8"),  # retention class while idle
-        ("reused", "i8"),
-        ("next", "i8"),
-        ("prev", "i8"),
-        ("same", "i8"),  # next block of the same content, later named
+        ("charge", "i4"),  # pool that the blocks count in while held
+        ("kind", "i4"),  # retention class while idle
+        ("reused", "i4"),
+        ("next", "i4"),
+        ("prev", "i4"),
+        ("same", "i4"),  # next block of the same content, later named
     ],
     align=True,
 )

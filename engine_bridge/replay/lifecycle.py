@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
 from trimtab.engine_bridge.replay.kv_cache import (
     hold_cached,
     look_up,
-    name_blocks,
     note_misses,
     release,
     take_blocks,
@@ -34,6 +34,7 @@ from trimtab.engine_bridge.replay.layout import (
     WAITING,
     State,
 )
+from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.timers import plan_step_event, push_time_event
 from trimtab.engine_bridge.rules import fair_queue
 from trimtab.engine_bridge.rules.cost import (
@@ -310,7 +311,7 @@ def preempt(s: State, row: int) -> None:
     _leave_batch(s, row)
     # vLLM has named what it planned for this step; under the fair rules it comes after planning.
     named = r.computed + (planned if e.mode != FAIR else 0)
-    name_blocks(s, row, named)
+    name_blocks(s, row, named, e.mode != FAIR)
     r.lost = r.computed
     release(s, row, named)
     r.computed = 0
@@ -374,6 +375,10 @@ def judge(s: State, row: int) -> None:
         met = met and (r.last_s - r.first_s) / (r.output - 1) <= tier.tpot_s
     if met:
         tier.met += 1
+        worth = r.prompt_worth
+        if np.isnan(worth):
+            worth = r.prompt - (1.0 - REPEATED_PROMPT_PRICE) * r.cached
+        tier.met_tokens += worth + OUTPUT_PRICE * r.output
 
 
 @compiled
@@ -383,7 +388,7 @@ def end(s: State, row: int, outcome: int) -> None:
     tier = s.tiers[r.tier]
     if r.status == PREFILLING or r.status == DECODING:
         _leave_batch(s, row)
-        name_blocks(s, row, r.computed)
+        name_blocks(s, row, r.computed, False)
         release(s, row, r.computed)
     elif r.list != NONE:
         leave_queue(s, row, False)

@@ -6,6 +6,8 @@ blocks and output lengths come from the caller. It runs no step and plans none.
 
 from __future__ import annotations
 
+import numpy as np
+
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.heaps import drop_first
 from trimtab.engine_bridge.replay.kv_cache import take_growth
@@ -26,7 +28,8 @@ from trimtab.engine_bridge.rules.budget import predicted_step_ms
 
 @compiled
 def arrive_live(s: State, row: int, at_s: float) -> None:
-    """A request comes in."""
+    """A request comes in; which of its prompt was seen before is known only by what is cached."""
+    s.req[row].prompt_worth = np.nan
     arrive(s, row, at_s)
 
 

@@ -395,25 +395,27 @@ def close_interval(s: State, start_s: float, start_busy_ms: float, table: F8, li
 
 @compiled
 def advance_intervals(
-    s: State, interval_s: float, until_s: float, tables: F8, heads: F8
-) -> tuple[int, bool]:
+    s: State, due_s: float, interval_s: float, until_s: float, tables: F8, heads: F8
+) -> tuple[int, float, bool]:
     """Run intervals one after the other, and sum each up, until `until_s` or the tables are full.
 
     Args:
         s: The replay's memory.
-        interval_s: Length of an interval; each ends with the step that passes it.
+        due_s: When the last interval was due to end.
+        interval_s: Length of an interval; each ends with the step that passes its due end.
         until_s: The last interval ends here.
         tables: Shape (intervals, tiers, summary.COLUMNS).
         heads: Shape (intervals, summary.HEADS).
 
     Returns:
-        Intervals run, and False if requests are stuck for good.
+        Intervals run, when the last one was due to end, and False if requests are stuck for good.
     """
     e = s.engine[0]
     count, moving = 0, True
-    while count < len(tables) and e.now_s < until_s and e.left > 0 and moving:
+    while count < len(tables) and due_s < until_s and e.left > 0 and moving:
         start_s, start_busy_ms = e.now_s, e.busy_ms
-        moving = advance(s, min(start_s + interval_s, until_s))
+        due_s = min(due_s + interval_s, until_s)
+        moving = advance(s, due_s)
         close_interval(s, start_s, start_busy_ms, tables[count], heads[count])
         count += 1
-    return count, moving
+    return count, due_s, moving

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
-from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, name_blocks, take_growth
+from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
+from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.room import (
     HAS_ROOM,
     MAKES_ROOM,
@@ -358,7 +359,7 @@ def _grant_first(s: State) -> None:
     r = s.req[row]
     tier.blocked = 0
     grant(s, row, min(e.op_tokens, r.target - r.computed))
-    name_blocks(s, row, r.computed + r.grant)
+    name_blocks(s, row, r.computed + r.grant, False)
     r.mark = e.mark
     pick_candidate(s, e.plan_tier)
     e.stage = _PICK
@@ -374,7 +375,7 @@ def _close(s: State) -> None:
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:
-            name_blocks(s, s.prefilling[at], r.computed + r.grant)
+            name_blocks(s, s.prefilling[at], r.computed + r.grant, True)
 
 
 @compiled

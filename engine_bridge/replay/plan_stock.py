@@ -15,12 +15,12 @@ from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.kv_cache import (
     free_blocks,
     look_up,
-    name_blocks,
     take_blocks,
     take_growth,
 )
 from trimtab.engine_bridge.replay.layout import DECODING, FCFS, NONE, PREFILLING, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
+from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.victims import growth_blocks, last_in_batch
 
 
@@ -86,7 +86,7 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         if need > 0:
             take_blocks(s, r.tier, need)
             r.blocks += need
-        name_blocks(s, row, r.computed + chunk)
+        name_blocks(s, row, r.computed + chunk, True)
         r.grant = chunk
         granted += chunk
         at += 1
@@ -116,7 +116,7 @@ def plan_stock(s: State) -> int:
             break
         admit(s, row, computed + chunk)
         # Whoever is admitted next in this step finds these blocks already.
-        name_blocks(s, row, computed + chunk)
+        name_blocks(s, row, computed + chunk, True)
         r.grant = chunk
         granted += chunk
     return granted

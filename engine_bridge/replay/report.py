@@ -6,6 +6,7 @@ It only reads; `summary` sums the intervals up.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -18,9 +19,7 @@ from trimtab.engine_bridge.replay.layout import FINISHED, Records, State
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
 from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 
-_WHOLE = frozenset(
-    name for name, kind in TierTelemetry.__annotations__.items() if kind in ("int", int)
-)
+_WHOLE = tuple(TierTelemetry.__annotations__[name] in ("int", int) for name in COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +79,15 @@ def request_columns(s: State, tenant: npt.NDArray[np.int32]) -> dict[str, npt.ND
 
 def _tier(line: list[float]) -> TierTelemetry:
     named = {
-        name: int(value) if name in _WHOLE else value
-        for name, value in zip(COLUMNS, line, strict=True)
+        name: int(value) if whole else _known(value)
+        for name, whole, value in zip(COLUMNS, _WHOLE, line, strict=True)
     }
     return TierTelemetry(**named)  # type: ignore[arg-type]
+
+
+def _known(value: float) -> float:
+    """The value; no data is one and the same NaN, so that equal telemetry compares equal."""
+    return value if value == value else math.nan
 
 
 class TelemetryLog(Sequence[Telemetry]):
@@ -124,7 +128,8 @@ class TelemetryLog(Sequence[Telemetry]):
         """One interval's telemetry, or several intervals'."""
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
-        head = dict(zip(HEADS, self._heads[index].tolist(), strict=True))
+        line = map(_known, self._heads[index].tolist())
+        head = dict(zip(HEADS, line, strict=True))
         return Telemetry(
             tiers=tuple(_tier(line) for line in self._tables[index].tolist()),
             steps=int(head.pop("steps")),

@@ -36,6 +36,7 @@ COLUMNS = (
     "acceptance",
     "vft_skew_flags",
     "service_ms",
+    "met_tokens",
 )
 """Fields of `TierTelemetry` in the order of the table's columns."""
 HEADS = (
@@ -128,10 +129,11 @@ def summarise(s: State, table: F8) -> None:
         _put_latencies(s, number, scratch, line)
         line[20], line[21], line[22] = t.preemptions, t.recomputed, np.nan
         line[23], line[24] = t.skewed, t.service_ms
+        line[25] = t.met_tokens
         t.arrivals = t.arrived_tokens = t.prefill_tokens = t.decode_tokens = 0
         t.finished = t.refused = t.judged = t.met = 0
         t.preemptions = t.recomputed = t.skewed = t.cached = 0
-        t.service_ms = 0.0
+        t.service_ms = t.met_tokens = 0.0
     e.interval_steps = 0
     e.interval_batch = 0
     e.firsts = 0

@@ -81,6 +81,9 @@ TIER_FIELDS: Final = (
     Field("attainment", "attainment_ratio", "gauge",
           "Share of the requests judged in the interval that met their targets; NaN: no data."),
     Field("attainment_samples", "judged", "counter", "Requests judged against their targets."),
+    Field("met_tokens", "met_priced_tokens", "counter",
+          "Priced tokens (fresh prompt + 0.1 x cached prompt + 3 x output) of requests that met "
+          "their targets."),
     Field("ttft_ms_p50", "ttft_p50_seconds", "gauge",
           "Median time to first token in the interval; NaN: no data.", _MS),
     Field("ttft_ms_p99", "ttft_p99_seconds", "gauge",

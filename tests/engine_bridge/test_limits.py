@@ -120,6 +120,18 @@ def test_the_static_plan_is_a_fixed_point_bit_for_bit(name: str) -> None:
         assert before == after
 
 
+@given(st.lists(GARBAGE, min_size=1, max_size=4))
+def test_falling_back_to_the_whole_static_plan_takes_one_interval(
+    proposals: list[Allocation],
+) -> None:
+    before = STATIC
+    for proposal in proposals:
+        before = project(proposal, before, PLAN).allocation
+    back = project(replace(STATIC, version=7), before, PLAN)
+    assert back.allocation == replace(STATIC, version=7)
+    assert not back.limited
+
+
 @given(st.lists(st.integers(1, 1000), min_size=3, max_size=3))
 def test_any_static_split_is_a_fixed_point(parts: list[int]) -> None:
     fractions = [part / sum(parts) for part in parts]

@@ -25,21 +25,6 @@ def trace_with_prefixes(ids: list[list[int]], prompt: list[int], block: int = 10
     )
 
 
-def test_tokens_are_repeated_only_if_an_earlier_row_had_their_prefix() -> None:
-    trace = trace_with_prefixes([[0, 1], [0, 1, 2], [0, 3]], [25, 35, 25])
-    assert score.repeated_prompt_tokens(trace).tolist() == [0, 20, 10]
-
-
-def test_ids_beyond_the_prompt_repeat_no_prompt_tokens() -> None:
-    trace = trace_with_prefixes([[0, 1, 2], [0, 1, 2]], [15, 15])
-    assert score.repeated_prompt_tokens(trace).tolist() == [0, 15]
-
-
-def test_a_trace_without_prefixes_repeats_nothing() -> None:
-    trace = Trace.build(arrival_s=[0.0, 1.0], prompt_tokens=5, output_tokens=5)
-    assert score.repeated_prompt_tokens(trace).tolist() == [0, 0]
-
-
 def test_demand_prices_fresh_repeated_and_output_tokens() -> None:
     trace = trace_with_prefixes([[0], [0]], [15, 15])
     # Second row: 5 fresh + 10 repeated at a tenth + 2 x 3 output = 12 priced tokens, value 10.

@@ -68,6 +68,10 @@ class FluidEngine:
         self.end_s = float(self.last_s.max(initial=0.0))
 
     @property
+    def due_s(self) -> float:
+        return self.now_s
+
+    @property
     def finished(self) -> bool:
         return self.now_s >= self.end_s
 
@@ -129,6 +133,7 @@ class FluidEngine:
             refused=0,
             attainment=float(np.mean(ttft <= target)) if done.any() else NAN,
             attainment_samples=int(done.sum()),
+            met_tokens=0.0,
             ttft_ms_p50=float(np.median(ttft)) if done.any() else NAN,
             ttft_ms_p99=float(ttft.max()) if done.any() else NAN,
             tpot_ms_p50=25.0 if done.any() else NAN,

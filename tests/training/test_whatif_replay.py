@@ -11,7 +11,10 @@ import pytest
 from tests.training.fluid_engine import mixed_trace
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.plan import load_plan
+from trimtab.engine_bridge.pricing import priced_tokens
+from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.training.report.page import render
+from trimtab.training.whatif import metrics
 from trimtab.training.whatif.run import Contender, Outcome, Study, run_study
 
 PLAN = load_plan()
@@ -77,3 +80,25 @@ def test_a_drain_of_nothing_leaves_the_rest_unfinished(study: Study) -> None:
     data = json.loads(run_study(short, processes=1).result.to_json())
     tiers = data["results"][0]["tiers"].values()
     assert sum(m["unfinished"] for m in tiers) > 0
+
+
+def test_the_telemetry_counts_the_priced_tokens_that_met_their_targets(
+    study: Study, outcome: Outcome
+) -> None:
+    engine = ReplayEngine(study.trace, PLAN, study.spec)
+    engine.run(interval_s=2.0)
+    seen = np.array([[tier.met_tokens for tier in at.tiers] for at in engine.result().telemetry])
+    static = next(run for run in outcome.runs if run.label == "static")
+    by = metrics.yardstick(study.trace, PLAN)
+    worth = np.where(static.judged.met.every, priced_tokens(study.trace), 0.0)
+    expected = np.bincount(by.tier, weights=worth, minlength=len(PLAN.tiers))
+    assert expected.sum() > 0
+    assert seen.sum(axis=0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_intervals_are_due_on_a_grid(study: Study) -> None:
+    engine = ReplayEngine(study.trace, PLAN, study.spec)
+    for number in range(1, 30):
+        seen = engine.advance(2.0)
+        assert engine.due_s == 2.0 * number
+        assert 0.0 <= seen.time_s - engine.due_s < 1.0

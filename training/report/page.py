@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from trimtab.envs import score
+from trimtab.engine_bridge import pricing
 from trimtab.training.report import plots, tables, words
 from trimtab.training.report.verdict import Verdict, verdict
 from trimtab.training.whatif import statistics, variation
@@ -82,7 +82,7 @@ def _top(result: WhatIfResult) -> str:
 
 def _verdict(found: Verdict, tiers: Sequence[str]) -> str:
     lines = []
-    for text in (*found.others, *found.tiers, *found.costs):
+    for text in (*found.others, *found.tiers, *found.costs, *found.guards):
         lead = next((name for name in tiers if text.startswith(f"{name} (")), "")
         bold = f"<b>{escape(lead)}</b>" if lead else ""
         lines.append(f"<li>{bold}{escape(text.removeprefix(lead))}</li>")
@@ -135,9 +135,9 @@ def _method(outcome: Outcome) -> str:
         f"<li><b>Intervals.</b> {drawn}, {statistics.RESAMPLES:,} times "
         f"({statistics.QUANTILE_RESAMPLES} for quantiles). Differences are against {against}.</li>"
         "<li><b>Weighted attainment.</b> Demand is tier value &times; (fresh prompt tokens + "
-        f"{score.REPEATED_PROMPT_PRICE:g} &times; prompt tokens seen before in the trace + "
-        f"{score.OUTPUT_PRICE:g} &times; output tokens) / 1000; it is served if the request ended "
-        "within every target of its tier.</li>"
+        f"{pricing.REPEATED_PROMPT_PRICE:g} &times; prompt tokens seen before in the trace + "
+        f"{pricing.OUTPUT_PRICE:g} &times; output tokens) / 1000; it is served if the request "
+        "ended within every target of its tier.</li>"
         f"<li><b>Drain.</b> After the last arrival a run went on until all requests had ended, for "
         f"at most {words.duration(result.drain_s)}. Rates are over the time in which the trace "
         "arrived.</li>"

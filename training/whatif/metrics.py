@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge import pricing
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.trace import Trace
@@ -163,12 +164,10 @@ def measure_fairness(result: ReplayResult, by: Yardstick, *, fair_rules: bool) -
     rules only; under stock rules it is unknown.
     """
     trace, rows = by.trace, result.requests
-    prompt = trace.prompt_tokens - (1 - score.REPEATED_PROMPT_PRICE) * score.repeated_prompt_tokens(
-        trace
-    )
-    asked = prompt + score.OUTPUT_PRICE * trace.output_tokens
+    prompt = pricing.priced_prompt_tokens(trace)
+    asked = pricing.priced_tokens(trace)
     given = np.where(np.isfinite(rows["first_token_s"]), prompt, 0.0)
-    given = given + score.OUTPUT_PRICE * np.minimum(rows["generated_tokens"], trace.output_tokens)
+    given = given + pricing.OUTPUT_PRICE * np.minimum(rows["generated_tokens"], trace.output_tokens)
     jain = {}
     for index, name in enumerate(by.plan.tiers):
         mine = by.tier == index

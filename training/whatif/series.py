@@ -14,9 +14,9 @@ import numpy.typing as npt
 from trimtab.engine_bridge.capacity import request_cost_ms
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.pricing import repeated_prompt_tokens
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
-from trimtab.envs.score import repeated_prompt_tokens
 
 FloatArray = npt.NDArray[np.float64]
 

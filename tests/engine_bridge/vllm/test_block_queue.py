@@ -134,7 +134,6 @@ def test_decodes_of_the_step_find_the_blocks_that_were_kept_for_them() -> None:
         block.ref_cnt -= 1
     queue.leaves(3, [], 1.0)
     queue.append_n(idle.blocks)
-    queue.growing = [0] * len(queue.growing)
-    queue.growing[0] = 6
+    queue.growing = (6, *queue.growing[1:])
     Holder(pool, queue, 3).take(2)
     assert queue.empty_blocks == 6
