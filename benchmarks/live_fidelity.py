@@ -4,10 +4,12 @@
 
 Starts `trimtab serve --emulate`, sends it a trace as clients would (open loop; a session's next
 turn after its answer), and replays the same trace under the same plan, engine and KV blocks. It
-prints P50 and P99 of TTFT and TPOT by tier: as the clients measured them, as the engine logged
-them, and as the replay says, with the replay's error against both. Prompts are words of the
-emulated tokenizer that follow from the trace's prefix ids, so the prefix caches meet the same
-content. Clients, server and engine share this machine: run it alone, at a load that it can carry.
+prints P50 and P99 of TTFT and TPOT by tier: as the clients measured them, as the server did from a
+request's arrival there, as the engine did from its arrival at the scheduler, and as the replay
+says, with its error against each. The replay is a model of the engine: reading and tokenising a
+prompt in the API server is not in it. Prompts are words of the emulated tokenizer that follow from
+the trace's prefix ids, so the prefix caches meet the same content. Clients, server and engine share
+this machine: run it alone, at a load that it can carry.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ WARM_UP: Final = "warm-up"
 SYLLABLES: Final = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 QUANTITIES: Final = ("ttft_ms", "tpot_ms")
 PERCENTILES: Final = (50, 99)
+MEASURED: Final = ("clients", "server", "engine")
 Table = dict[str, dict[str, float]]
 
 
@@ -132,15 +135,7 @@ class Clients:
             for number in range(5):
                 await self._ask(draw((2, number), 40), 20, WARM_UP, "T0")
             start_s = time.perf_counter()
-            await asyncio.gather(*(self._session(rows, start_s) for rows in self._sessions()))
-
-    def _sessions(self) -> list[list[int]]:
-        trace = self._trace
-        rows: dict[tuple[str, int], list[int]] = {}
-        for row, session in enumerate(trace.session.tolist()):
-            key = ("row", row) if session == NO_SESSION else ("session", session)
-            rows.setdefault(key, []).append(row)
-        return [sorted(found, key=lambda row: trace.turn[row]) for found in rows.values()]
+            await asyncio.gather(*(self._session(rows, start_s) for rows in sessions(self._trace)))
 
     async def _session(self, rows: list[int], start_s: float) -> None:
         trace, words = self._trace, list[str]()
@@ -248,21 +243,30 @@ def traffic(flags: argparse.Namespace, spec: EngineSpec) -> Trace:
         trace = generate(
             hours=hours, seed=flags.seed, preset=flags.preset, load=flags.load, spec=spec
         )
-    sessions, arrivals = trace.session.tolist(), trace.arrival_s.tolist()
-    first = dict(zip(reversed(sessions), reversed(arrivals), strict=True))
-    start = np.array(
-        [
-            arrival if session == NO_SESSION else first[session]
-            for session, arrival in zip(sessions, arrivals, strict=True)
-        ]
-    )
     size = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
-    kept = (start < 60.0 * flags.minutes) & (size <= LONGEST_TOKENS)
-    # A session without one of its turns is none: later turns would wait for ever.
-    broken = set(trace.session[~kept].tolist()) - {NO_SESSION}
-    kept &= ~np.isin(trace.session, list(broken))
+    kept = (_earliest_s(trace) < 60.0 * flags.minutes) & (size <= LONGEST_TOKENS)
+    for rows in sessions(trace):
+        # A turn that is left out would keep the later ones waiting for ever.
+        kept[rows] = np.logical_and.accumulate(kept[rows])
     chosen = trace.take(np.flatnonzero(kept))
     return replace(chosen, cancel_after_s=np.full(len(chosen), np.inf))
+
+
+def sessions(trace: Trace) -> list[list[int]]:
+    """The rows of each session in the order of its turns; a row without one is a session."""
+    rows: dict[tuple[str, int], list[int]] = {}
+    for row, session in enumerate(trace.session.tolist()):
+        key = ("row", row) if session == NO_SESSION else ("session", session)
+        rows.setdefault(key, []).append(row)
+    return [sorted(found, key=lambda row: trace.turn[row]) for found in rows.values()]
+
+
+def _earliest_s(trace: Trace) -> npt.NDArray[np.float64]:
+    """When each row would arrive if every answer took no time, shape (n,)."""
+    earliest = trace.arrival_s.astype(np.float64)
+    for rows in sessions(trace):
+        earliest[rows] = trace.arrival_s[rows[0]] + np.cumsum([0.0, *trace.think_s[rows[1:]]])
+    return earliest
 
 
 def replayed(trace: Trace, plan: str | None, spec: EngineSpec) -> Table:
@@ -286,17 +290,25 @@ def measured(trace: Trace, seen: dict[int, Seen]) -> Table:
     return table(trace.tier_names, trace.tier[rows], ttft, tpot, tokens)
 
 
-def logged(trace: Trace, folder: Path) -> Table:
-    """What the engine's traffic log says, milliseconds by tier."""
+def logged(trace: Trace, folder: Path) -> dict[str, Table]:
+    """What the traffic log says, milliseconds by tier, from two arrivals on.
+
+    The API server's, and the scheduler's: from there on the replay is a model of it.
+    """
     rows = [
         row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
     ]
     rows = [row for row in rows if row["tenant"] != WARM_UP and row["outcome"] == "finished"]
     tier = np.array([trace.tier_names.index(row["tier"]) for row in rows])
     ttft = np.array([row["ttft_s"] for row in rows])
+    before = np.array([row["frontend_s"] for row in rows])
     tokens = np.array([row["output_tokens"] for row in rows])
     span = np.array([row["e2e_s"] for row in rows]) - ttft
-    return table(trace.tier_names, tier, ttft, span / np.maximum(tokens - 1, 1), tokens)
+    tpot = span / np.maximum(tokens - 1, 1)
+    return {
+        "server": table(trace.tier_names, tier, ttft, tpot, tokens),
+        "engine": table(trace.tier_names, tier, ttft - before, tpot, tokens),
+    }
 
 
 def table(
@@ -339,11 +351,11 @@ def show(report: dict[str, Any]) -> None:
     keys = [f"{quantity}_p{percent}" for quantity in QUANTITIES for percent in PERCENTILES]
     print(f"{'':14}{'requests':>9}" + "".join(f"{key:>13}" for key in keys))
     for tier in report["replay"]:
-        for who in ("clients", "engine", "replay"):
+        for who in (*MEASURED, "replay"):
             line = report[who][tier]
             cells = "".join(f"{line[key]:13.2f}" for key in keys)
             print(f"{tier:4}{who:10}{line['requests']:9}{cells}")
-        for who in ("clients", "engine"):
+        for who in MEASURED:
             line = report["errors"][who][tier]
             cells = "".join(f"{100 * line.get(key, float('nan')):+12.1f}%" for key in keys)
             print(f"{'':4}vs {who:16}{cells}")
@@ -378,10 +390,10 @@ def main(argv: list[str] | None = None) -> int:
             "minutes": flags.minutes,
             "failed": clients.failed,
             "clients": measured(trace, clients.seen),
-            "engine": logged(trace, folder / "traffic"),
+            **logged(trace, folder / "traffic"),
             "replay": replay,
         }
-    report["errors"] = {who: errors(replay, report[who]) for who in ("clients", "engine")}
+    report["errors"] = {who: errors(replay, report[who]) for who in MEASURED}
     show(report)
     for line in clients.failed[:5]:
         print(line, file=sys.stderr)

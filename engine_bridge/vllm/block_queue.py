@@ -44,8 +44,6 @@ class RetentionQueue:
         kinds: Retention classes that blocks fall idle in: never hit again, hit again.
         now_s: The scheduler's time.
         held: Blocks that each pool's running requests hold, shared ones once.
-        growing: Blocks of each pool that this step's decodes are about to take; others leave them
-            as many empty ones.
         guaranteed: Blocks that each pool is guaranteed.
         woken: By class, idle blocks that were asked for again, fading.
         lost: By class, idle blocks that were evicted and not asked for since, fading.
@@ -104,11 +102,24 @@ class RetentionQueue:
         self.kinds = (0, 0)
         self.shows_reuse = True
         self.held = [0] * pools
-        self.growing = [0] * pools
+        self.growing = (0,) * pools
         self.guaranteed = [self._total] * pools
         self.woken = [0.0] * len(factors)
         self.lost = [0.0] * len(factors)
         block_pool.free_block_queue = self
+
+    @property
+    def growing(self) -> tuple[int, ...]:
+        """Blocks of each pool that this step's decodes are about to take, `growing_blocks` in all.
+
+        Others leave them as many empty ones.
+        """
+        return self._growing
+
+    @growing.setter
+    def growing(self, blocks: Iterable[int]) -> None:
+        self._growing = tuple(blocks)
+        self.growing_blocks = sum(self._growing)
 
     @property
     def empty_blocks(self) -> int:
@@ -134,7 +145,8 @@ class RetentionQueue:
         """Take `n` blocks for the pool and weight that were set; the caller knows they are free."""
         if n == 0:
             return []
-        self.make_empty(n + sum(self.growing))
+        if self._empty.num_free_blocks < n + self.growing_blocks:
+            self.make_empty(n + self.growing_blocks)
         blocks: list[KVCacheBlock] = self._empty.popleft_n(n)
         pool, kind, charge = self.pool, self._kind, self._charge
         for block in blocks:
@@ -269,6 +281,8 @@ class RetentionQueue:
 
     def note_misses(self, hashes: Iterable[Any]) -> None:
         """Learn from what a request would have found, had it not been evicted of late."""
+        if not self._ghosts:
+            return
         for key in hashes:
             ghost = self._ghosts.pop(key, None)
             if ghost is not None and self._evicted_blocks - ghost[1] <= _GHOSTS * self._total:

@@ -86,6 +86,7 @@ class PlanCarrier:
         op = ledger.begin()
         if op == DONE and not ledger.prefills:
             return
+        shown = False
         while op != DONE:
             if op == LOOK_UP:
                 self._look_up(ledger.op_row)
@@ -97,12 +98,15 @@ class PlanCarrier:
                 ledger.grow()
                 blocks.growing = ledger.growing_blocks
                 blocks.weight = ledger.growth_weight
-                blocks.make_empty(sum(blocks.growing))
-            blocks.growing = ledger.growing_blocks
-            self.show_blocks()
+                blocks.make_empty(blocks.growing_blocks)
+            if op != LOOK_UP or not shown:
+                # A look-up moves no block.
+                blocks.growing = ledger.growing_blocks
+                self.show_blocks()
+                shown = True
             op = ledger.next_op()
         # From here on vLLM takes what was kept for them.
-        blocks.growing = [0] * len(blocks.growing)
+        blocks.growing = (0,) * len(blocks.growing)
         if ledger.prefills:
             self.chunks = {ledger.request_id(row): n for row, n in ledger.grants().items()}
         self._waiting.plan(joining.request for joining in self.joining.values())
@@ -111,7 +115,7 @@ class PlanCarrier:
         """Tell the books what is free and held now."""
         blocks = self._blocks
         held = [h + g for h, g in zip(blocks.held, blocks.growing, strict=True)]
-        self._ledger.set_blocks(blocks.num_free_blocks - sum(blocks.growing), held)
+        self._ledger.set_blocks(blocks.num_free_blocks - blocks.growing_blocks, held)
         self._ledger.set_classes(*blocks.classes())
 
     def allocated(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +163,7 @@ class PlanCarrier:
         request = self._requests[ledger.request_id(row)]
         found = self._found.pop(row)
         computed, hits = found[1], found[0].blocks[0]
-        returns = ledger.facts(row).preemptions > 0
+        returns = ledger.preemptions(row) > 0
         blocks.takes(ledger.tier(row), hits, returns)
         if not returns:
             hashes = request.block_hashes[len(hits) :]

@@ -104,6 +104,8 @@ class Ledger:
         self._class_woken, self._class_lost = state.classes["woken"], state.classes["lost"]
         self._found_blocks, self._found_idle = state.req["found_blocks"], state.req["found_idle"]
         self._grant, self._target = state.req["grant"], state.req["target"]
+        self._tier_of, self._preemptions = state.req["tier"], state.req["preemptions"]
+        self._weights = state.tiers["weight"]
 
     # Facts about the plan and the state.
 
@@ -141,7 +143,11 @@ class Ledger:
 
     def tier(self, row: int) -> int:
         """Tier number of a row."""
-        return int(self._state.req[row].tier)
+        return int(self._tier_of[row])
+
+    def preemptions(self, row: int) -> int:
+        """How often a row has given way."""
+        return int(self._preemptions[row])
 
     def facts(self, row: int) -> Any:
         """The record of a row, to read."""
@@ -158,9 +164,12 @@ class Ledger:
     @property
     def growth_weight(self) -> float:
         """Least weight of the tiers whose decodes take blocks in this step."""
-        s, e = self._state, self._state.engine[0]
-        grows = s.tier_grow[:, e.step % e.block_size] > 0
-        return float(s.tiers.weight[grows].min()) if grows.any() else np.inf
+        # In plain Python: of a few numbers, numpy's selections would cost several times as much.
+        table = self._state.tier_grow
+        grows = table[:, self._step[0] % table.shape[1]].tolist()
+        return min(
+            (w for w, n in zip(self._weights.tolist(), grows, strict=True) if n), default=np.inf
+        )
 
     def tenant(self, row: int) -> str:
         """Whose a row is."""
@@ -301,7 +310,8 @@ class Ledger:
     def grants(self) -> dict[int, int]:
         """Prefill tokens of the planned step by row."""
         rows = self._state.prefilling[: self._prefilling[0]].tolist()
-        return dict(zip(rows, self._grant[rows].tolist(), strict=True))
+        # One by one: most often there are a few, and numpy's gathering would cost more.
+        return {row: int(self._grant[row]) for row in rows}
 
     def set_grant(self, row: int, tokens: int) -> None:
         """What the engine really gave a prefill in this step."""

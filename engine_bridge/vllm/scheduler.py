@@ -229,6 +229,7 @@ class FairScheduler(AsyncScheduler):
         tier = self._plan.tier_index(cast(str, name)) if known else self._default_tier
         request.priority = tier
         request.trimtab_pool = self._plan.pool_of_tier[tier]
+        request.trimtab_seen_s = self._clock.now_s()
         found, _, _ = self.kv_cache_manager.get_computed_blocks(request)
         self._ledger.arrive(
             request.request_id,
@@ -334,7 +335,7 @@ class FairScheduler(AsyncScheduler):
         # Called for each request right before it takes blocks.
         self._blocks.pool = request.trimtab_pool
         chunks = self._carrier.chunks
-        if request.request_id in chunks:
+        if chunks and request.request_id in chunks:
             return min(num_new_tokens, chunks[request.request_id])
         return 0 if request.is_prefill_chunk else num_new_tokens
 

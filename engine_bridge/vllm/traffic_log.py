@@ -51,6 +51,7 @@ _SCHEMA: Final = pa.schema(
         ("cancel_after_s", pa.float64()),
         ("stop_reason", pa.string()),
         ("cached_tokens", pa.int32()),
+        ("frontend_s", pa.float64()),
         ("ttft_s", pa.float64()),
         ("e2e_s", pa.float64()),
         ("outcome", pa.string()),
@@ -156,6 +157,7 @@ class TrafficLog:
         block_hashes: Sequence[bytes] = (),
         prefix_block_tokens: int = 0,
         cached_tokens: int = 0,
+        frontend_s: float = 0.0,
         ttft_s: float | None = None,
         e2e_s: float = 0.0,
         outcome: str = "finished",
@@ -175,6 +177,8 @@ class TrafficLog:
                 may go on into the answer. They are kept in memory only.
             prefix_block_tokens: Tokens that one hash covers.
             cached_tokens: Prompt tokens that the cache saved.
+            frontend_s: Time from the API server's arrival to the scheduler's, seconds: reading
+                the body, tokenising, the way between the processes.
             ttft_s: Time to first token, seconds; None: it never came.
             e2e_s: Time from arrival to the end, seconds.
             outcome: One of `OUTCOMES`. A cancelled request gets `cancel_after_s = e2e_s`.
@@ -194,7 +198,7 @@ class TrafficLog:
             (
                 max(0.0, arrival_s), tenant or NO_TENANT, tier, prompt_tokens, output_tokens,
                 (packed, width), prefix_block_tokens if width else 0, cancel_s, stop_reason,
-                cached_tokens, ttft_s, e2e_s, outcome, preemptions,
+                cached_tokens, frontend_s, ttft_s, e2e_s, outcome, preemptions,
             )
         )  # fmt: skip
         self._bytes += len(packed)

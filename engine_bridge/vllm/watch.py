@@ -185,6 +185,7 @@ class Watch:
                 block_hashes=request.block_hashes,
                 prefix_block_tokens=self._block_size,
                 cached_tokens=int(facts.cached),
+                frontend_s=max(0.0, request.trimtab_seen_s - arrived_s),
                 ttft_s=ttft_s,
                 e2e_s=now_s - arrived_s,
                 outcome=outcome_name,

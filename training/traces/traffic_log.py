@@ -28,7 +28,7 @@ from trimtab.training.traces.table import Chunk, check_columns
 
 METADATA_KEY: Final = b"trimtab.traffic"
 """Key of the Parquet metadata that marks a file of a traffic log; JSON with `origin_unix_s`."""
-RECORDED: Final = ("cached_tokens", "ttft_s", "e2e_s", "outcome", "preemptions")
+RECORDED: Final = ("cached_tokens", "frontend_s", "ttft_s", "e2e_s", "outcome", "preemptions")
 """Columns about the engine, which a replay finds out anew."""
 _PATTERN: Final = "traffic-*.parquet"
 
