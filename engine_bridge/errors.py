@@ -81,12 +81,36 @@ class AllocationError(InputError):
     """An allocation does not have the shape that its plan asks for."""
 
 
+class ActionError(InputError):
+    """An action, or what is said to lay actions out, is not what the plan asks for."""
+
+
+class EpisodeError(InputError):
+    """An environment cannot make an episode of what it was given."""
+
+
+class BundleError(InputError):
+    """A policy bundle cannot be read, contradicts itself, or was made for something else."""
+
+
 class FlagError(InputError):
     """A command-line flag has a value that the command cannot use."""
 
 
 class TableError(InputError):
     """A table of measurements cannot be read."""
+
+
+class ModelError(InputError):
+    """A model registry has no such model, version or alias, or cannot be reached."""
+
+
+class TrainingError(TrimtabError):
+    """Training cannot go on: its figures are no numbers any more, or its files are gone."""
+
+
+class PromotionError(TrimtabError):
+    """A model was not promoted, because a line of the gate failed."""
 
 
 class ReplayError(TrimtabError):

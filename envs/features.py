@@ -6,7 +6,9 @@ and never becomes a zero that looks like a tier doing fine.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,8 @@ from trimtab.engine_bridge.telemetry import Telemetry
 
 FloatArray = npt.NDArray[np.float64]
 
-_SAMPLES_FOR_HALF_TRUST = 4.0
+HALF_TRUST_SAMPLES: Final = 4.0
+"""So many samples move an attainment halfway from no error to the measured one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ def slo_errors(telemetry: Telemetry, plan: Plan) -> SloErrors:
             [
                 np.nan
                 if tier.targets.best_effort
-                else _attainment_gap(
+                else attainment_gap(
                     tier.targets.attainment, seen.attainment, seen.attainment_samples
                 )
                 for tier, seen in tiers
@@ -56,11 +59,12 @@ def slo_errors(telemetry: Telemetry, plan: Plan) -> SloErrors:
     )
 
 
-def _attainment_gap(target: float, measured: float, samples: float) -> float:
-    if not np.isfinite(measured) or not np.isfinite(samples) or samples <= 0:
-        return float("nan")
-    trust = samples / (samples + _SAMPLES_FOR_HALF_TRUST)
-    return float(np.clip((target - measured) * trust, -1.0, 1.0))
+def attainment_gap(target: float, measured: float, samples: float) -> float:
+    """(target - measured) x samples / (samples + 4), in [-1, 1]; NaN without data."""
+    if not math.isfinite(measured) or not math.isfinite(samples) or samples <= 0:
+        return math.nan
+    trust = samples / (samples + HALF_TRUST_SAMPLES)
+    return min(max((target - measured) * trust, -1.0), 1.0)
 
 
 def _log_ratio(measured_ms: float, target_ms: float | None) -> float:

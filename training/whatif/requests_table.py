@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trimtab.engine_bridge.atomic import replacing
 from trimtab.engine_bridge.trace import Trace
-from trimtab.training.whatif.atomic import replacing
 from trimtab.training.whatif.run import Columns, Outcome, Run
 from trimtab.training.whatif.variation import vary
 
