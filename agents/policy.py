@@ -6,7 +6,7 @@ The guard, the limits and the engine stand behind it; a policy never touches an 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.errors import AllocationError
@@ -23,12 +23,14 @@ class Policy(ABC):
     is deterministic: equal telemetry in equal order gives equal allocations.
     """
 
-    name: ClassVar[str]
+    name: str
     """What the command line calls it."""
-    summary: ClassVar[str]
+    summary: str
     """One line for people."""
-    engine_rules: ClassVar[EngineRules] = "fair"
+    engine_rules: EngineRules = "fair"
     """The rules that the engine must run under it."""
+    outside_fraction: float = 0.0
+    """Part of what it saw last that lies outside of what it was trained on, in [0, 1]."""
 
     _plan: Plan | None = None
 

@@ -6,7 +6,7 @@ It decides nothing about what is compared.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,23 +36,33 @@ class Outputs:
         Raises:
             FlagError: with the flag, the path and what to do.
         """
-        taken = {path.resolve(): "an input of this command" for path in inputs}
-        for flag, path in (
-            ("--json", self.json),
-            ("--html", self.html),
-            ("--requests", self.requests),
-        ):
-            if path is None:
-                continue
-            _check_writable(flag, path)
-            if path.resolve() in taken:
-                raise FlagError(
-                    flag,
-                    value=str(path),
-                    bound=f"another file than {taken[path.resolve()]}",
-                    remedy="give another path",
-                )
-            taken[path.resolve()] = f"that of {flag}"
+        flags = {"--json": self.json, "--html": self.html, "--requests": self.requests}
+        check_outputs(flags, inputs=inputs)
+
+
+def check_outputs(outputs: Mapping[str, Path | None], *, inputs: Sequence[Path]) -> None:
+    """Refuse what could not be written or would destroy an input.
+
+    Args:
+        outputs: path by flag; None where the flag was not given.
+        inputs: what the command reads.
+
+    Raises:
+        FlagError: with the flag, the path and what to do.
+    """
+    taken = {path.resolve(): "an input of this command" for path in inputs}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        _check_writable(flag, path)
+        if path.resolve() in taken:
+            raise FlagError(
+                flag,
+                value=str(path),
+                bound=f"another file than {taken[path.resolve()]}",
+                remedy="give another path",
+            )
+        taken[path.resolve()] = f"that of {flag}"
 
 
 def run_with_progress(study: Study, *, processes: int | None) -> Outcome:
@@ -90,8 +100,8 @@ def run_with_progress(study: Study, *, processes: int | None) -> Outcome:
 
 def deliver(outcome: Outcome, *, outputs: Outputs, command: str) -> None:
     """Write the files, print verdict and table, and the report's path last."""
+    from trimtab.engine_bridge.atomic import write_text
     from trimtab.training.report.page import render
-    from trimtab.training.whatif.atomic import write_text
     from trimtab.training.whatif.requests_table import write_requests
 
     outcome = replace(outcome, result=replace(outcome.result, command=command))
@@ -124,7 +134,7 @@ def _print(result: WhatIfResult) -> None:
     console.print("% within targets (all: weighted by value); ✗ promise missed\n", style="dim")
     found = verdict(result)
     console.print(found.headline, markup=False, style="bold")
-    for sentence in (*found.others, *found.tiers, *found.costs):
+    for sentence in (*found.others, *found.tiers, *found.costs, *found.guards):
         console.print(f"- {sentence}", markup=False)
 
 

@@ -37,7 +37,8 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         help=f"Policy under the first plan, several times: {', '.join(DEFAULT_POLICIES)} (all of "
-        "them if none is given; static if several plans are).",
+        "them if none is given; static if several plans are), learned, bundle:FOLDER or "
+        "models:/NAME@ALIAS.",
     ),
 ]
 Engine = Annotated[str, typer.Option("--engine", help="Engine model or engine file.")]
@@ -147,6 +148,8 @@ def contenders_of(*, policies: Sequence[str], plans: Sequence[str]) -> tuple[Con
     Raises:
         FlagError: an unknown policy, or the same policy or plan twice.
         PlanError: a plan cannot be read.
+        BundleError: a policy's bundle cannot be read, or does not fit the first plan.
+        ModelError: a registry has no such model.
     """
     from trimtab.agents.registry import make_policy
     from trimtab.engine_bridge.plan import load_plan
@@ -154,16 +157,26 @@ def contenders_of(*, policies: Sequence[str], plans: Sequence[str]) -> tuple[Con
 
     if not policies:
         policies = ("static",) if len(plans) > 1 else DEFAULT_POLICIES
-    for name in policies:
-        make_policy(name)
     _no_repeats("--policy", policies)
     loaded = [load_plan(name) for name in plans] or [load_plan()]
     _no_repeats("--plan", [plan.name for plan in loaded])
-    own = [Contender(label=name, policy=name, plan=loaded[0]) for name in policies]
+    own = [Contender(label=name, policy=_resolved(name), plan=loaded[0]) for name in policies]
+    for contender in own:
+        make_policy(contender.policy).reset(contender.plan, 0)
     others = [
         Contender(label=f"static@{plan.name}", policy="static", plan=plan) for plan in loaded[1:]
     ]
     return (*own, *others)
+
+
+def _resolved(policy: str) -> str:
+    """The name with a model of a registry fetched into a folder; others as they are."""
+    if not policy.startswith("models:"):
+        return policy
+    # Only who names a model needs the registry's libraries.
+    from trimtab.training.learning.model_registry import resolve_policy
+
+    return resolve_policy(policy)
 
 
 def check_fit(trace: Trace, plans: Sequence[Plan], spec: EngineSpec) -> None:

@@ -27,6 +27,8 @@ class Verdict:
     """One sentence a tier."""
     costs: tuple[str, ...]
     """What the best contender gives up, or the reference where no winner is clear."""
+    guards: tuple[str, ...]
+    """What the guard of each guarded contender did."""
 
 
 def verdict(result: WhatIfResult) -> Verdict:
@@ -37,6 +39,7 @@ def verdict(result: WhatIfResult) -> Verdict:
         others=_others(result, ranked),
         tiers=_tiers(result),
         costs=_costs(result, _leader(result, ranked)),
+        guards=_guards(result),
     )
 
 
@@ -151,6 +154,24 @@ def _price(result: WhatIfResult, best: str) -> tuple[str, ...]:
                 f"cost under {best}, {words.dollars(theirs)} under {rival}.",
             )
     return ()
+
+
+def _guards(result: WhatIfResult) -> tuple[str, ...]:
+    sentences = []
+    for policy in result.policies:
+        facts = [run.guard for run in result.runs(policy) if run.guard is not None]
+        intervals = sum(fact.intervals for fact in facts)
+        if not intervals:
+            continue
+        back = words.percent(sum(fact.fell_back for fact in facts) / intervals)
+        trips = sum(fact.trips for fact in facts)
+        latched = sum(fact.latched for fact in facts)
+        end = f", and latched in {latched} of {len(facts)} runs" if latched else ""
+        sentences.append(
+            f"The guard held {policy} to the static plan in {back} of the control intervals, after "
+            f"{trips} trip{'' if trips == 1 else 's'}{end}."
+        )
+    return tuple(sentences)
 
 
 def _stands(gap: Difference, against: str) -> str:

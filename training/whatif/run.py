@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.agents.guard import Guard
+from trimtab.agents.policy import Policy
 from trimtab.agents.registry import make_policy
 from trimtab.engine_bridge.capacity import offered_load
 from trimtab.engine_bridge.engine_spec import EngineSpec
@@ -25,7 +27,7 @@ from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.replay.report import ReplayResult
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.whatif import compare, metrics, series
-from trimtab.training.whatif.schema import RunResult, TraceFacts, WhatIfResult
+from trimtab.training.whatif.schema import GuardFacts, RunResult, TraceFacts, WhatIfResult
 from trimtab.training.whatif.variation import vary
 
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -124,17 +126,33 @@ def run_study(
     return _outcome(study, runs)
 
 
-def replay(
-    trace: Trace, contender: Contender, spec: EngineSpec, *, seed: int, drain_s: float
+def drive(
+    trace: Trace,
+    policy: Policy,
+    plan: Plan,
+    spec: EngineSpec,
+    *,
+    seed: int,
+    drain_s: float,
+    speed: float = 1.0,
 ) -> ReplayResult:
-    """One run: the policy acts once a control interval until all ended or the drain is over."""
-    policy = make_policy(contender.policy)
-    policy.reset(contender.plan, seed)
-    engine = ReplayEngine(trace, contender.plan, spec, rules=policy.engine_rules)
-    controller = contender.plan.controller
+    """One run: the policy acts once a control interval until all ended or the drain is over.
+
+    Args:
+        trace: The traffic.
+        policy: Is reset first.
+        plan: Of the engine and the policy.
+        spec: The engine.
+        seed: Of the policy.
+        drain_s: Longest time after the last arrival, seconds.
+        speed: True step time over the model's; above 1 the engine has become slower.
+    """
+    policy.reset(plan, seed)
+    engine = ReplayEngine(trace, plan, spec, rules=policy.engine_rules, speed=speed)
+    controller = plan.controller
     limit_s = trace.duration_s + drain_s
-    while not engine.finished and engine.now_s < limit_s:
-        telemetry = engine.advance(min(controller.interval_s, limit_s - engine.now_s))
+    while not engine.finished and engine.due_s < limit_s:
+        telemetry = engine.advance(min(controller.interval_s, limit_s - engine.due_s))
         engine.apply(policy.act(telemetry), ttl_s=controller.lease_s)
     return engine.result()
 
@@ -143,7 +161,8 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
     """Replay one contender on one seed and take its figures."""
     trace = vary(study.trace, seed)
     by = metrics.yardstick(trace, study.plan)
-    result = replay(trace, contender, study.spec, seed=seed, drain_s=study.drain_s)
+    policy = make_policy(contender.policy)
+    result = drive(trace, policy, contender.plan, study.spec, seed=seed, drain_s=study.drain_s)
     judged = metrics.judge(result, by)
     tiers = metrics.measure_tiers(result, judged, by, study.spec)
     arrival_s = result.requests["arrival_s"]
@@ -155,9 +174,8 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             seed=seed,
             tiers=tiers,
             engine=metrics.measure_engine(result, tiers, judged, by),
-            fairness=metrics.measure_fairness(
-                result, by, fair_rules=make_policy(contender.policy).engine_rules == "fair"
-            ),
+            fairness=metrics.measure_fairness(result, by, fair_rules=policy.engine_rules == "fair"),
+            guard=_guard_facts(policy),
         ),
         judged=judged,
         series=series.over_time(
@@ -176,13 +194,28 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
     )
 
 
+def _guard_facts(policy: Policy) -> GuardFacts | None:
+    if not isinstance(policy, Guard):
+        return None
+    tally = policy.tally
+    return GuardFacts(
+        intervals=tally.intervals,
+        fell_back=tally.fell_back,
+        trips=tally.trips,
+        latched=tally.latched,
+        reasons={str(reason): count for reason, count in tally.reasons.items() if count},
+    )
+
+
 def _run_all(study: Study, jobs: Sequence[tuple[Contender, int]], processes: int) -> Iterator[Run]:
     if processes == 1 or len(jobs) == 1:
         yield from (run_one(study, contender, seed) for contender, seed in jobs)
         return
     # Compiled once here: forked workers inherit it, spawned ones find it in the cache.
     contender = study.contenders[0]
-    replay(study.trace.head(_WARM_UP_REQUESTS), contender, study.spec, seed=0, drain_s=1.0)
+    policy = make_policy(contender.policy)
+    few = study.trace.head(_WARM_UP_REQUESTS)
+    drive(few, policy, contender.plan, study.spec, seed=0, drain_s=1.0)
     method = "fork" if sys.platform == "linux" else "spawn"
     try:
         with ProcessPoolExecutor(

@@ -93,6 +93,22 @@ class Fairness:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuardFacts:
+    """What the guard of one run's policy did (`trimtab.agents.guard`)."""
+
+    intervals: int
+    """Control intervals judged."""
+    fell_back: int
+    """Intervals on the static plan for a reason, cool-downs included."""
+    trips: int
+    """Times that the policy was sent into a cool-down."""
+    latched: bool
+    """Whether it ended on the static plan for good."""
+    reasons: dict[str, int]
+    """Intervals by reason; reasons that did not occur are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One policy, one seed."""
 
@@ -101,6 +117,8 @@ class RunResult:
     tiers: dict[str, TierMetrics]
     engine: EngineMetrics
     fairness: Fairness
+    guard: GuardFacts | None = None
+    """None for a policy without a guard."""
 
 
 @dataclass(frozen=True, kw_only=True)
