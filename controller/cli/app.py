@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trimtab.controller.cli import calibrate, demo, serve, trace, whatif
+from trimtab.controller.cli import calibrate, demo, promote, serve, trace, train, tune, whatif
 from trimtab.engine_bridge.errors import InputError, TrimtabError, did_you_mean
 
 app = typer.Typer(
@@ -62,7 +62,7 @@ def _root(
         raise InputError("no command given", remedy="choose one of the commands above")
 
 
-for _command in (demo, trace, whatif, calibrate, serve):
+for _command in (demo, trace, whatif, train, promote, tune, calibrate, serve):
     _command.register(app)
 
 

@@ -1,0 +1,1 @@
+"""Learning a policy from traces: episodes, the training loop, its record, and promotion."""
