@@ -68,5 +68,14 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True)(function))
 
 
+def inlined(function: F) -> F:
+    """Compile a small function into each of its callers.
+
+    A call takes hold of the replay's state and its arrays anew, which costs more than what such a
+    function does.
+    """
+    return cast(F, numba.njit(cache=True, forceinline=True)(function))
+
+
 if not interpreted():
     _prepare(_cache_folder() / _digest())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.names import drop_item, name_answer
 from trimtab.engine_bridge.rules.retention import (
@@ -26,7 +26,7 @@ _MEMORY = 2.0
 """Blocks seen, in caches, after which what is known of a class's reuse counts half."""
 
 
-@compiled
+@inlined
 def fall_idle(s: State, number: int, tier: int, stop: int) -> None:
     """Append an item to its class's list: cached from now on, held by nobody."""
     e, item = s.engine[0], s.items[number]
@@ -47,7 +47,7 @@ def fall_idle(s: State, number: int, tier: int, stop: int) -> None:
     e.cached_blocks += item.blocks
 
 
-@compiled
+@inlined
 def wake(s: State, number: int) -> None:
     """Take an item out of its class's list."""
     item = s.items[number]
@@ -64,14 +64,14 @@ def wake(s: State, number: int) -> None:
     s.engine[0].cached_blocks -= item.blocks
 
 
-@compiled
+@inlined
 def _reuse(s: State, kind: int) -> float:
     """Share of a class's idle blocks that come back, as far as it is known."""
     at = s.classes[kind]
     return reuse_rate(at.woken, at.lost, _PRIOR * s.engine[0].total_blocks)
 
 
-@compiled
+@inlined
 def learn_reuse(s: State, kind: int, woken: int, lost: int) -> None:
     """Count blocks of a class that were asked for again, or evicted; the past fades."""
     at = s.classes[kind]
@@ -82,7 +82,7 @@ def learn_reuse(s: State, kind: int, woken: int, lost: int) -> None:
     at.lost *= by
 
 
-@compiled
+@inlined
 def _lose(s: State, kind: int, most: int) -> int:
     """Count evicted blocks of a class, up to `most` or until it may not be its turn; how many.
 
@@ -102,7 +102,7 @@ def _lose(s: State, kind: int, most: int) -> int:
     return gone
 
 
-@compiled
+@inlined
 def kept_blocks(s: State, pool: int, weight: float) -> int:
     """Cached blocks that a pool beyond its guarantee may not borrow for a tier of that weight.
 
@@ -134,7 +134,7 @@ def _over_quota(s: State, kind: int) -> float:
     return max(0.0, float(kept - s.pools[pool].guaranteed))
 
 
-@compiled
+@inlined
 def _spared(s: State, kind: int, weight: float) -> bool:
     """Whether a tier of that weight leaves a class alone while there is other content.
 
@@ -147,7 +147,7 @@ def _spared(s: State, kind: int, weight: float) -> bool:
     return pool.held <= pool.guaranteed and _reuse(s, kind) >= _COMES_BACK
 
 
-@compiled
+@inlined
 def _scaled(s: State, kind: int) -> float:
     """Scaled age of a class's oldest item, seconds."""
     at = s.classes[kind]
@@ -157,7 +157,7 @@ def _scaled(s: State, kind: int) -> float:
     return scaled_age(s.engine[0].now_s, s.items[at.head].idle_s, factor)
 
 
-@compiled
+@inlined
 def _goes_first(s: State, kind: int, age: float, than: int, than_age: float) -> bool:
     """Whether rule 7 empties one class's oldest item before another's, given their ages."""
     e, at, other = s.engine[0], s.classes[kind], s.classes[than]
@@ -177,7 +177,7 @@ def _goes_first(s: State, kind: int, age: float, than: int, than_age: float) -> 
     )
 
 
-@compiled
+@inlined
 def _next_class(s: State, weight: float) -> tuple[int, int, float]:
     """The class whose oldest item is reused next (rule 7) for a tier of that weight.
 
@@ -197,7 +197,7 @@ def _next_class(s: State, weight: float) -> tuple[int, int, float]:
     return best, rival, rival_age
 
 
-@compiled
+@inlined
 def _stays_next(s: State, kind: int, weight: float, rival: int, rival_age: float) -> bool:
     """Whether the class that has just lost blocks loses the next ones too.
 
@@ -210,7 +210,7 @@ def _stays_next(s: State, kind: int, weight: float, rival: int, rival_age: float
     return rival == NONE or _goes_first(s, kind, _scaled(s, kind), rival, rival_age)
 
 
-@compiled
+@inlined
 def _empty_oldest(s: State, kind: int, most: int) -> int:
     """Empty up to that many blocks of a class's oldest item; how many."""
     e, at = s.engine[0], s.classes[kind]

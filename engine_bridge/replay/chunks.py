@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import DECODING, State
 from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, step_limit_ms
 
@@ -16,7 +16,7 @@ TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN = 0, 1, 2, 3, 4, 5, 6
 TOTALS = 7
 
 
-@compiled
+@inlined
 def _limit_ms(s: State) -> float:
     """Rule 13: the tightest of the protected running requests' limits, in believed model time."""
     e = s.engine[0]
@@ -34,7 +34,7 @@ def _limit_ms(s: State) -> float:
     return limit / e.scale
 
 
-@compiled
+@inlined
 def _contended(s: State) -> bool:
     """Whether a protected tier is there to be hurt by low tiers' prefill."""
     for t in range(len(s.tiers)):
@@ -44,7 +44,7 @@ def _contended(s: State) -> bool:
     return False
 
 
-@compiled
+@inlined
 def open_step(s: State) -> None:
     """Begin the totals of a step without prefill yet."""
     e, totals = s.engine[0], s.totals
@@ -102,7 +102,7 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
     return max(within, least)
 
 
-@compiled
+@inlined
 def grant(s: State, row: int, tokens: int) -> None:
     """Add tokens of a request to the step."""
     r, totals = s.req[row], s.totals

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.cached_items import evict, fall_idle, learn_reuse, wake
 from trimtab.engine_bridge.replay.layout import FAIR, NONE, State
 from trimtab.engine_bridge.replay.names import content_of, drop_item, name_answer, new_item
@@ -26,14 +26,14 @@ _GHOSTS = 4
 """Evicted blocks, in caches, that are remembered by their names."""
 
 
-@compiled
+@inlined
 def free_blocks(s: State) -> int:
     """Blocks that no running request holds."""
     e = s.engine[0]
     return e.empty_blocks + e.cached_blocks
 
 
-@compiled
+@inlined
 def note_misses(s: State, row: int) -> None:
     """Learn from what a request would have found, had it not been evicted of late.
 
@@ -58,7 +58,7 @@ def note_misses(s: State, row: int) -> None:
         start += size
 
 
-@compiled
+@inlined
 def take_growth(s: State) -> None:
     """Take the new blocks of this step's decodes, once a step; they are known to be free."""
     e = s.engine[0]
@@ -100,7 +100,7 @@ def take_blocks(s: State, tier: int, blocks: int) -> None:
     s.pools[t.pool].held += blocks
 
 
-@compiled
+@inlined
 def find_cached(s: State, row: int) -> tuple[int, int, int]:
     """What a request would find cached now.
 
@@ -140,7 +140,7 @@ def find_cached(s: State, row: int) -> tuple[int, int, int]:
     return named, own, idle
 
 
-@compiled
+@inlined
 def look_up(s: State, row: int) -> None:
     """Put what a request would find cached now into its `found_*` fields."""
     if s.engine[0].external == 1:
@@ -152,7 +152,7 @@ def look_up(s: State, row: int) -> None:
     r.found_idle = idle
 
 
-@compiled
+@inlined
 def hold_cached(s: State, row: int) -> None:
     """Take what `look_up` found for the request: idle blocks become held."""
     e, r = s.engine[0], s.req[row]
@@ -198,7 +198,7 @@ def hold_cached(s: State, row: int) -> None:
     r.own_item = NONE
 
 
-@compiled
+@inlined
 def _let_go(s: State, number: int, pool: int, tier: int, stop: int) -> None:
     """Drop one request's hold on an item; the charge moves to a pool that still holds it."""
     item = s.items[number]
@@ -216,7 +216,7 @@ def _let_go(s: State, number: int, pool: int, tier: int, stop: int) -> None:
         s.pools[item.charge].held += item.blocks
 
 
-@compiled
+@inlined
 def release(s: State, row: int, tokens: int) -> None:
     """Give back all blocks of a request that stops, tail reused first.
 

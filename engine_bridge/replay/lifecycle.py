@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
 from trimtab.engine_bridge.replay.kv_cache import (
     hold_cached,
@@ -46,7 +46,7 @@ from trimtab.engine_bridge.rules.cost import (
 from trimtab.engine_bridge.rules.pools import backoff_s
 
 
-@compiled
+@inlined
 def estimate(s: State, row: int, cached_tokens: int) -> None:
     """Rule 2's two-stage estimate of a request that has not started."""
     e, r = s.engine[0], s.req[row]
@@ -88,13 +88,13 @@ def _leave_tier(s: State, row: int) -> None:
         s.req[r.tier_next].tier_prev = r.tier_prev
 
 
-@compiled
+@inlined
 def resumed_list(s: State, tier: int) -> int:
     """The list of a tier's preempted requests; under priority rules, of all its waiting ones."""
     return len(s.tenants) + tier
 
 
-@compiled
+@inlined
 def _count_waiting(s: State, row: int, change: int) -> None:
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
@@ -266,7 +266,7 @@ def sync(s: State, row: int) -> None:
     r.sync_read_step_ms = e.read_step_ms
 
 
-@compiled
+@inlined
 def use(s: State, row: int, ms: float) -> None:
     """Book real service to a running request."""
     fair_queue.use(s.tiers, s.tenants, s.req, row, s.req[row].tenant, ms, s.engine[0].rule_true_up)

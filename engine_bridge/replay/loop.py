@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.heaps import drop_first
 from trimtab.engine_bridge.replay.kv_cache import take_growth
 from trimtab.engine_bridge.replay.layout import (
@@ -50,7 +50,7 @@ _SHARE_RATE = 0.01
 SCALE_RATE = 0.05
 
 
-@compiled
+@inlined
 def shed_time_s(s: State, number: int) -> float:
     """When the tier's longest waiting request becomes too late (rule 15)."""
     tier = s.tiers[number]
@@ -59,7 +59,7 @@ def shed_time_s(s: State, number: int) -> float:
     return s.req[tier.first].arrived_s + tier.shed_at * tier.shed_target_s
 
 
-@compiled
+@inlined
 def next_event_s(s: State) -> float:
     """The earliest time at which something other than a step happens."""
     e = s.engine[0]
@@ -74,7 +74,7 @@ def next_event_s(s: State) -> float:
     return at
 
 
-@compiled
+@inlined
 def _shed(s: State) -> None:
     for t in range(len(s.tiers)):
         while shed_time_s(s, t) <= s.engine[0].seen_s:
@@ -85,7 +85,7 @@ def _shed(s: State) -> None:
                 demote(s, row)
 
 
-@compiled
+@inlined
 def _deliver(s: State) -> None:
     """Arrivals and timers that are due, in the order of their times."""
     e = s.engine[0]
@@ -117,7 +117,7 @@ def _deliver(s: State) -> None:
         _shed(s)
 
 
-@compiled
+@inlined
 def _run_decodes(s: State, until_s: float) -> None:
     """Run steps that only decode, until something may change what a step carries."""
     e = s.engine[0]
@@ -158,7 +158,7 @@ def _run_decodes(s: State, until_s: float) -> None:
             return
 
 
-@compiled
+@inlined
 def _run_mixed(s: State, tokens: int) -> None:
     """Run one step with prefill chunks beside the decodes, and book its time to its requests."""
     e = s.engine[0]
@@ -201,7 +201,7 @@ def _run_mixed(s: State, tokens: int) -> None:
     _end_in_order(s, _advance_prefills(s, _due_decodes(s)))
 
 
-@compiled
+@inlined
 def _advance_prefills(s: State, ending: int) -> int:
     """Count the chunks as computed; prompts that are complete give a token.
 
@@ -232,7 +232,7 @@ def _advance_prefills(s: State, ending: int) -> int:
     return ending
 
 
-@compiled
+@inlined
 def _due_decodes(s: State) -> int:
     """Handle the step events that are due: outlived predictions, and last tokens into `due`."""
     e = s.engine[0]
@@ -252,7 +252,7 @@ def _due_decodes(s: State) -> int:
     return ending
 
 
-@compiled
+@inlined
 def _end_in_order(s: State, count: int) -> None:
     """End the requests in `due` in the order in which they joined the batch, as vLLM does.
 
@@ -294,7 +294,7 @@ def _turn(s: State, until_s: float) -> bool:
     return True
 
 
-@compiled
+@inlined
 def _record_step(s: State) -> None:
     """Note what the planned step carries."""
     e = s.engine[0]

@@ -6,11 +6,11 @@ cached ones are emptied, `cached_items`.
 
 from __future__ import annotations
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import DECODING, NONE, State
 
 
-@compiled
+@inlined
 def new_item(s: State, prefix: int, blocks: int, pool: int) -> int:
     """A new item of a content, or of a request's own blocks (`prefix` -1 - row), held by nobody."""
     e = s.engine[0]
@@ -37,7 +37,7 @@ def new_item(s: State, prefix: int, blocks: int, pool: int) -> int:
     return number
 
 
-@compiled
+@inlined
 def drop_item(s: State, number: int) -> None:
     """Forget an item that is in no list any more; its content is not found by it again."""
     e, item = s.engine[0], s.items[number]
@@ -55,7 +55,7 @@ def drop_item(s: State, number: int) -> None:
     e.free_items += 1
 
 
-@compiled
+@inlined
 def content_of(s: State, row: int, block: int) -> int:
     """Content number of one of a request's named blocks; asked for in ascending order."""
     r = s.req[row]
@@ -66,7 +66,7 @@ def content_of(s: State, row: int, block: int) -> int:
     return int(s.run_first[run]) + block - (r.span_blocks - int(s.run_blocks[run]))
 
 
-@compiled
+@inlined
 def _name_next(s: State, row: int, content: int) -> None:
     """Make a request's next unnamed block findable by its content."""
     r = s.req[row]
@@ -96,7 +96,7 @@ def name_answer(s: State, content: int, ahead: int) -> None:
         _name_next(s, row, content_of(s, row, r.named_blocks))
 
 
-@compiled
+@inlined
 def name_blocks(s: State, row: int, tokens: int, planned: bool) -> None:
     """Make the full blocks of the first `tokens` tokens findable by their content.
 

@@ -13,7 +13,7 @@ budget, then from what the others leave (rule 4), as far as the running token de
 
 from __future__ import annotations
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import NONE, State
@@ -81,7 +81,7 @@ def _block(s: State, number: int) -> None:
             other.blocked = _HELD
 
 
-@compiled
+@inlined
 def _next_prefill(s: State, mark: int) -> int:
     """The running prefill with the least virtual finish that this pass has not looked at."""
     e = s.engine[0]
@@ -94,7 +94,7 @@ def _next_prefill(s: State, mark: int) -> int:
     return best
 
 
-@compiled
+@inlined
 def _next_tier(s: State) -> int:
     """The open tier whose candidate has the least virtual finish."""
     best = NONE
@@ -110,14 +110,14 @@ def _next_tier(s: State) -> int:
     return best
 
 
-@compiled
+@inlined
 def begin_plan(s: State) -> None:
     """A new step is to be planned."""
     e = s.engine[0]
     e.stage = _ROOM if e.grown_step != e.step else _GROWN
 
 
-@compiled
+@inlined
 def next_op(s: State) -> int:
     """Decide until something is to be done; `engine.op_row` says to whom."""
     e = s.engine[0]
@@ -128,7 +128,7 @@ def next_op(s: State) -> int:
     return DONE
 
 
-@compiled
+@inlined
 def _choose(s: State) -> int:
     """One move towards the request that is next."""
     e = s.engine[0]
@@ -143,7 +143,7 @@ def _choose(s: State) -> int:
     return NONE
 
 
-@compiled
+@inlined
 def _make_place(s: State) -> int:
     """One move of a request that is to join: blocks, a place, its first tokens."""
     e = s.engine[0]
@@ -159,7 +159,7 @@ def _make_place(s: State) -> int:
     return NONE
 
 
-@compiled
+@inlined
 def _find_room(s: State) -> int:
     """Rule 6 for the decodes' growth: preempt until it fits, then let them grow."""
     e = s.engine[0]
@@ -174,7 +174,7 @@ def _find_room(s: State) -> int:
     return NONE
 
 
-@compiled
+@inlined
 def _open(s: State) -> None:
     """Begin to hand out tokens, if there is anybody to hand them to."""
     e = s.engine[0]
@@ -199,7 +199,7 @@ def _open(s: State) -> None:
     e.stage = _PICK
 
 
-@compiled
+@inlined
 def _pick(s: State) -> int:
     """Who is next: a running prefill takes its chunk here, a waiting request is looked at."""
     e, totals = s.engine[0], s.totals
@@ -221,7 +221,7 @@ def _pick(s: State) -> int:
     return NONE
 
 
-@compiled
+@inlined
 def _next_pass(s: State) -> None:
     """The first pass is over, or the plan is."""
     e = s.engine[0]
@@ -365,7 +365,7 @@ def _grant_first(s: State) -> None:
     e.stage = _PICK
 
 
-@compiled
+@inlined
 def _close(s: State) -> None:
     """Everything is handed out: keep the books of who was left out, and of what is computed."""
     e = s.engine[0]
@@ -390,7 +390,7 @@ def _lift_held(s: State) -> None:
             lift_tier(s.engine, s.tiers, t, behind_ms)
 
 
-@compiled
+@inlined
 def _note_blocked(s: State) -> None:
     """Remember a queue that only an event can move, so that nobody looks at it until then."""
     e, totals = s.engine[0], s.totals
@@ -406,7 +406,7 @@ def _note_blocked(s: State) -> None:
     e.blocked_epoch = e.epoch
 
 
-@compiled
+@inlined
 def granted_tokens(s: State) -> int:
     """Prefill tokens of the step; not the running total, as a prefill may have given way since."""
     tokens = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.heaps import push
 from trimtab.engine_bridge.replay.layout import FAIR, State
 
 
-@compiled
+@inlined
 def push_time_event(s: State, key: float, row: int, kind: int) -> None:
     """Remember to do something to a request at `key` seconds."""
     e = s.engine[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.kv_cache import free_blocks
 from trimtab.engine_bridge.replay.layout import FCFS, NONE, State
 from trimtab.engine_bridge.rules.fair_queue import tier_start_ms
@@ -32,7 +32,7 @@ def computed_now(s: State, row: int) -> int:
     return r.computed
 
 
-@compiled
+@inlined
 def excess_blocks(s: State, pool: int) -> int:
     """Blocks that a pool holds beyond its guarantee, at least 0."""
     return max(0, s.pools[pool].held - s.pools[pool].guaranteed)
@@ -114,7 +114,7 @@ def cap_victim(s: State, weight: float, start_ms: float) -> int:
     return best
 
 
-@compiled
+@inlined
 def growth_blocks(s: State) -> int:
     """New blocks that this step's decodes need."""
     e = s.engine[0]
@@ -167,7 +167,7 @@ def last_in_batch(s: State) -> int:
     return best
 
 
-@compiled
+@inlined
 def growth_victim(s: State) -> int:
     """Who gives way under the fair rules so that this step's decodes find their blocks.
 

@@ -28,19 +28,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 
 Records = Any
 NONE = -1
 
 
-@compiled
+@inlined
 def tier_start_ms(tier: Records) -> float:
     """Virtual start of a tier's next request, normalised ms."""
     return tier.account_ms + tier.outstanding_ms / tier.weight
 
 
-@compiled
+@inlined
 def tenant_start_ms(tenant: Records) -> float:
     """Virtual start of the head of a tenant's queue, normalised ms."""
     return tenant.account_ms + (tenant.outstanding_ms - tenant.bypassed_ms) / tenant.share
@@ -248,7 +248,7 @@ def withdraw(
     _leave(tiers, tenants, req, lists, active, row, account, False)
 
 
-@compiled
+@inlined
 def use(
     tiers: Records, tenants: Records, req: Records, row: int, account: int, ms: float, true_up: int
 ) -> None:

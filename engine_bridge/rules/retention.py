@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import inlined
 
 SCALED_AGE: Final = 0
 LRU: Final = 1
@@ -18,7 +18,7 @@ FIXED_QUOTA: Final = 3
 _TICK_S = 1e-6
 
 
-@compiled
+@inlined
 def reuse_rate(woken: float, lost: float, prior: float) -> float:
     """Share of a class's cached blocks that come back, from 1 before any is known.
 
@@ -33,13 +33,13 @@ def reuse_rate(woken: float, lost: float, prior: float) -> float:
     return (woken + prior) / (woken + lost + prior)
 
 
-@compiled
+@inlined
 def faded(woken: float, lost: float, remembered: float) -> float:
     """Factor of what is known of a class's reuse: beyond `remembered` blocks it counts half."""
     return 0.5 if woken + lost > remembered else 1.0
 
 
-@compiled
+@inlined
 def scaled_age(now_s: float, idle_since_s: float, factor: float) -> float:
     """Idle age over the class's retention factor, seconds; the largest goes first.
 
@@ -48,7 +48,7 @@ def scaled_age(now_s: float, idle_since_s: float, factor: float) -> float:
     return (now_s - idle_since_s + _TICK_S) / factor
 
 
-@compiled
+@inlined
 def goes_before(
     eviction: int,
     age: float,

@@ -23,6 +23,14 @@ def test_every_step_is_the_replay_s(parity: ModuleType, caching: bool) -> None:
     assert sum(one["preemptions"] for one in done) > 0
 
 
+@pytest.mark.parametrize("seed", [60, 110], ids=["fixed-quotas", "two-makers"])
+def test_rare_orders_of_blocks_are_the_replay_s(parity: ModuleType, seed: int) -> None:
+    """Quotas that change with each emptied block; one content made as prompt and as answer."""
+    done = parity.compare((seed, 500, "fair", True))
+    assert done["first"] is None
+    assert done["same"] == 500
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_leaks(parity: ModuleType, seed: int) -> None:
     rng = np.random.default_rng([seed, 7])
