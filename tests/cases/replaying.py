@@ -85,20 +85,25 @@ def replay(
 ) -> ReplayResult:
     """Run a trace to its end, or to `until_s`."""
     engine = ReplayEngine(trace, plan or load_plan(), spec, rules=rules)
-    while not engine.finished and engine.now_s < until_s:
-        engine.advance(min(interval_s, until_s - engine.now_s))
+    while not engine.finished and engine.due_s < until_s:
+        engine.advance(min(interval_s, until_s - engine.due_s))
     return engine.result()
+
+
+def one_step(engine: ReplayEngine) -> Telemetry:
+    """Run the engine to the end of the step that runs next; telemetry without one if it idles."""
+    return engine.advance(engine.now_s - engine.due_s + 1e-9)
 
 
 def steps_of(engine: ReplayEngine, trace: Trace, until_s: float) -> Iterator[Telemetry]:
     """Run the engine one step at a time; telemetry of each step, none of idle pauses."""
     while not engine.finished and engine.now_s < until_s:
-        telemetry = engine.advance(1e-9)
+        telemetry = one_step(engine)
         if telemetry.steps:
             yield telemetry
             continue
         later = trace.arrival_s[trace.arrival_s > engine.now_s]
-        engine.advance(float(later[0]) - engine.now_s if len(later) else 1e-3)
+        engine.advance(float(later[0]) - engine.due_s if len(later) else 1e-3)
 
 
 def ttft_s(q: Columns) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cases.replaying import FINISHED, T0, T2, T3, Row, engine_spec, trace_of
+from tests.cases.replaying import FINISHED, T0, T2, T3, Row, engine_spec, one_step, trace_of
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.errors import AllocationError
 from trimtab.engine_bridge.limits import LimitReason, project
@@ -48,19 +48,23 @@ def running(engine: ReplayEngine, interval_s: float = 0.05) -> int:
     return sum(t.running for t in engine.advance(interval_s).tiers)
 
 
+def running_after_a_step(engine: ReplayEngine) -> int:
+    return sum(t.running for t in one_step(engine).tiers)
+
+
 @pytest.mark.parametrize("cap", [1, 16, 40])
 def test_a_lower_cap_drains_and_admits_again_exactly_below_it(cap: int) -> None:
     engine = engine_under_load()
     assert set_cap(engine, cap).max_num_seqs == cap
     counts, admitted = [CAPACITY], engine._state.engine[0].admissions
     while counts[-1] > cap:
-        counts.append(running(engine, 1e-9))
+        counts.append(running_after_a_step(engine))
         assert engine._state.engine[0].admissions == admitted
     assert np.all(np.diff(counts) <= 0)
     while counts[-1] == cap:
-        counts.append(running(engine, 1e-9))
+        counts.append(running_after_a_step(engine))
         assert engine._state.engine[0].admissions == admitted
-    assert running(engine, 1e-9) <= cap
+    assert running_after_a_step(engine) <= cap
     assert engine._state.engine[0].admissions > admitted
     for _ in range(40):
         assert running(engine) <= cap

@@ -131,14 +131,16 @@ def test_paying_requests_do_not_wait_behind_an_overload(traffic: Traffic) -> Non
 @pytest.mark.parametrize("rate", [5.0, 6.0, 8.0])
 def test_first_tokens_are_quick_again_five_seconds_after_a_long_prompt(rate: float) -> None:
     late_s = []
-    # A p99 of one drawing hangs on a few requests.
-    for seed in range(12, 17):
+    # A p99 of one drawing hangs on a few requests: at 8 requests/s from 0.4 to 1.7 s.
+    for seed in range(12, 24):
         traffic = Traffic(requests=4000, rate=rate, blocks=15_600, seed=seed, poison=True)
         q = traffic.run().requests
         since = since_poison_s(q)
         paying = (q["tier"] == T0) & (q["prompt_tokens"] != POISON_TOKENS) & np.isfinite(since)
         late_s.append(np.quantile(ttft_s(q)[paying & (since >= 5.0)], 0.99))
-    assert np.median(late_s) <= 0.7
+    target_ms = load_plan().tiers["T0"].targets.ttft_ms
+    assert target_ms is not None
+    assert np.median(late_s) * 1e3 <= target_ms
 
 
 @pytest.mark.parametrize("tier", [T0, T1, T2, T3])
