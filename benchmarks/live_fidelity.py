@@ -5,9 +5,10 @@
 Starts `trimtab serve --emulate`, sends it a trace as clients would (open loop; a session's next
 turn after its answer), and replays the same trace under the same plan, engine and KV blocks. It
 prints P50 and P99 of TTFT and TPOT by tier: as the clients measured them, as the server did from a
-request's arrival there, as the engine did from its arrival at the scheduler, and as the replay
-says, with its error against each. The replay is a model of the engine: reading and tokenising a
-prompt in the API server is not in it. Prompts are words of the emulated tokenizer that follow from
+request's arrival there, and as the replay says, with its error against both. The replay is a model
+of the engine. What the API server does before (reading and tokenising a prompt, handing it over) is
+measured beforehand, on requests that are alone, as a time and a time for each prompt token, and
+added to the replay's TTFT. Prompts are words of the emulated tokenizer that follow from
 the trace's prefix ids, so the prefix caches meet the same content. Clients, server and engine share
 this machine: run it alone, at a load that it can carry.
 """
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,8 +51,11 @@ WARM_UP: Final = "warm-up"
 SYLLABLES: Final = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 QUANTITIES: Final = ("ttft_ms", "tpot_ms")
 PERCENTILES: Final = (50, 99)
-MEASURED: Final = ("clients", "server", "engine")
+MEASURED: Final = ("clients", "server")
+WARM_UP_TOKENS: Final = (40, 40, 40, 500, 2000, 8000, 16_000, 24_000, 31_000, 500, 8000, 24_000)
+COLD_WARM_UPS: Final = 3
 Table = dict[str, dict[str, float]]
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -132,8 +136,8 @@ class Clients:
     async def run(self) -> None:
         """All requests, to their ends."""
         async with self._http:
-            for number in range(5):
-                await self._ask(draw((2, number), 40), 20, WARM_UP, "T0")
+            for number, tokens in enumerate(WARM_UP_TOKENS):
+                await self._ask(draw((2, number), tokens), 20, WARM_UP, "T0")
             start_s = time.perf_counter()
             await asyncio.gather(*(self._session(rows, start_s) for rows in sessions(self._trace)))
 
@@ -269,13 +273,17 @@ def _earliest_s(trace: Trace) -> npt.NDArray[np.float64]:
     return earliest
 
 
-def replayed(trace: Trace, plan: str | None, spec: EngineSpec) -> Table:
-    """What the replay says, milliseconds by tier."""
+def replayed(
+    trace: Trace, plan: str | None, spec: EngineSpec, frontend: Callable[[FloatArray], FloatArray]
+) -> Table:
+    """What the replay says with the API server's part before it, milliseconds by tier."""
     engine = ReplayEngine(trace, load_plan(plan), spec)
     engine.run(interval_s=5.0)
-    requests = engine.result().requests
+    columns = engine.result().requests
+    requests = {name: np.asarray(column, np.float64) for name, column in columns.items()}
     later = np.maximum(trace.output_tokens - 1, 1)
     ttft = requests["first_token_s"] - requests["arrival_s"]
+    ttft = ttft + frontend(trace.prompt_tokens.astype(np.float64))
     tpot = (requests["last_token_s"] - requests["first_token_s"]) / later
     return table(trace.tier_names, trace.tier, ttft, tpot, trace.output_tokens)
 
@@ -290,25 +298,35 @@ def measured(trace: Trace, seen: dict[int, Seen]) -> Table:
     return table(trace.tier_names, trace.tier[rows], ttft, tpot, tokens)
 
 
-def logged(trace: Trace, folder: Path) -> dict[str, Table]:
-    """What the traffic log says, milliseconds by tier, from two arrivals on.
-
-    The API server's, and the scheduler's: from there on the replay is a model of it.
-    """
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the traffic log in the order of arrival."""
     rows = [
         row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
     ]
+    return sorted(rows, key=lambda row: row["arrival_s"])
+
+
+def served(trace: Trace, rows: list[dict[str, Any]]) -> Table:
+    """What the log says of the trace's requests, milliseconds by tier."""
     rows = [row for row in rows if row["tenant"] != WARM_UP and row["outcome"] == "finished"]
     tier = np.array([trace.tier_names.index(row["tier"]) for row in rows])
     ttft = np.array([row["ttft_s"] for row in rows])
-    before = np.array([row["frontend_s"] for row in rows])
     tokens = np.array([row["output_tokens"] for row in rows])
     span = np.array([row["e2e_s"] for row in rows]) - ttft
-    tpot = span / np.maximum(tokens - 1, 1)
-    return {
-        "server": table(trace.tier_names, tier, ttft, tpot, tokens),
-        "engine": table(trace.tier_names, tier, ttft - before, tpot, tokens),
-    }
+    return table(trace.tier_names, tier, ttft, span / np.maximum(tokens - 1, 1), tokens)
+
+
+def frontend_fit(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds of the API server's part, and seconds a prompt token, from the warm-up alone.
+
+    The engine was idle then: once it runs, a request also waits for the step that is under way
+    before the scheduler sees it, which the replay has in it.
+    """
+    alone = [row for row in rows if row["tenant"] == WARM_UP][COLD_WARM_UPS:]
+    tokens = np.array([float(row["prompt_tokens"]) for row in alone])
+    seconds = np.array([row["frontend_s"] for row in alone])
+    slope = max(0.0, float(np.polyfit(tokens, seconds, 1)[0]))
+    return max(0.0, float(np.median(seconds - slope * tokens))), slope
 
 
 def table(
@@ -349,6 +367,10 @@ def errors(replay: Table, true: Table) -> Table:
 def show(report: dict[str, Any]) -> None:
     """Print the tables."""
     keys = [f"{quantity}_p{percent}" for quantity in QUANTITIES for percent in PERCENTILES]
+    print(
+        f"API server alone: {report['frontend_ms']:.2f} ms"
+        f" + {report['frontend_ms_per_1k_tokens']:.2f} ms for 1,000 prompt tokens"
+    )
     print(f"{'':14}{'requests':>9}" + "".join(f"{key:>13}" for key in keys))
     for tier in report["replay"]:
         for who in (*MEASURED, "replay"):
@@ -377,12 +399,13 @@ def main(argv: list[str] | None = None) -> int:
     trace = traffic(flags, spec)
     tokens = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
     print(f"{len(trace)} requests, {tokens[0]} prompt and {tokens[1]} output tokens", flush=True)
-    replay = replayed(trace, flags.plan, spec)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         with server(folder, flags.plan) as url:
             clients = Clients(url, ENGINE.rpartition(":")[2], trace)
             asyncio.run(clients.run())
+        rows = logged(folder / "traffic")
+        base_s, token_s = frontend_fit(rows)
         report: dict[str, Any] = {
             "engine_name": ENGINE,
             "num_gpu_blocks": spec.num_gpu_blocks,
@@ -390,10 +413,12 @@ def main(argv: list[str] | None = None) -> int:
             "minutes": flags.minutes,
             "failed": clients.failed,
             "clients": measured(trace, clients.seen),
-            **logged(trace, folder / "traffic"),
-            "replay": replay,
+            "server": served(trace, rows),
+            "frontend_ms": 1e3 * base_s,
+            "frontend_ms_per_1k_tokens": 1e6 * token_s,
+            "replay": replayed(trace, flags.plan, spec, lambda tokens: base_s + token_s * tokens),
         }
-    report["errors"] = {who: errors(replay, report[who]) for who in MEASURED}
+    report["errors"] = {who: errors(report["replay"], report[who]) for who in MEASURED}
     show(report)
     for line in clients.failed[:5]:
         print(line, file=sys.stderr)

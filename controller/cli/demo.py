@@ -20,9 +20,10 @@ def demo(
     json: Annotated[Path | None, typer.Option(help="Write the result for machines.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the built-in traffic.")] = 0,
 ) -> None:
-    """Compare the shipped plan with stock vLLM and a reactive baseline on a built-in hour."""
+    """Compare the shipped plan and policies with stock vLLM on a built-in hour."""
+    from trimtab.agents.learned import LearnedPolicy
     from trimtab.controller.cli.study import Outputs, deliver, run_with_progress
-    from trimtab.controller.cli.whatif import contenders_of
+    from trimtab.controller.cli.whatif import DEFAULT_POLICIES, contenders_of
     from trimtab.engine_bridge.engine_spec import get_engine_spec
     from trimtab.training.traces.generate import DEFAULT_ENGINE, demo_trace
     from trimtab.training.whatif.run import Study, default_drain_s
@@ -31,7 +32,7 @@ def demo(
         raise FlagError("--seed", value=seed, bound=f"from 0 to {2**31 - 1}")
     outputs = Outputs(json=json, html=html)
     outputs.check()
-    contenders = contenders_of(policies=(), plans=())
+    contenders = contenders_of(policies=(*DEFAULT_POLICIES, LearnedPolicy.name), plans=())
     plan = contenders[0].plan
     outcome = run_with_progress(
         Study(

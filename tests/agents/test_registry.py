@@ -9,6 +9,7 @@ import pytest
 from tests.agents.bundles import zero_bundle
 from trimtab.agents import registry
 from trimtab.agents.bundle import write_bundle
+from trimtab.agents.guard import Guard
 from trimtab.agents.registry import make_policy, policy_names
 from trimtab.engine_bridge.errors import BundleError, FlagError
 from trimtab.engine_bridge.plan import load_plan
@@ -25,6 +26,12 @@ def test_the_policies_are_there_under_their_own_names(shipped: Path) -> None:
     write_bundle(zero_bundle(load_plan()), shipped)
     assert policy_names() == ("static", "stock-fcfs", "stock-priority", "reactive", "learned")
     assert [make_policy(name).name for name in policy_names()] == list(policy_names())
+
+
+def test_the_shipped_policy_fits_the_shipped_plan() -> None:
+    policy = make_policy("learned")
+    policy.reset(load_plan(), 0)
+    assert isinstance(policy, Guard)
 
 
 def test_an_installation_without_a_trained_policy_says_so(shipped: Path) -> None:

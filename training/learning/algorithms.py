@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 LAYERS = [64, 64]
 LOG_STD_INIT = -1.3
-"""Of PPO's and A2C's Gaussian: at 0 a third of all samples would be clipped."""
+"""Of A2C's Gaussian: at 0 a third of all samples would be clipped."""
+SDE_LOG_STD_INIT = -2.3
+"""Of PPO's exploration matrix (gSDE, arXiv 2005.05719): over 64 hidden units it comes to actions
+that stray as far as with `LOG_STD_INIT`."""
+_SDE_INTERVALS = 15
 GAMMA = 0.97
 """Per interval: with 2 s a horizon of a minute, about the time that a queue takes to drain."""
 FIRST_ACTION_GAIN = 0.01
@@ -60,6 +64,10 @@ def hyperparameters(settings: TrainSettings) -> dict[str, Any]:
                 "n_epochs": 5,
                 "gae_lambda": 0.9,
                 "target_kl": 0.03,
+                # What a knob does shows after a while: each deviation is held for half a minute.
+                # Fresh noise in every interval would average out and be paid for as churn.
+                "use_sde": True,
+                "sde_sample_freq": _SDE_INTERVALS,
                 "gamma": GAMMA,
                 "learning_rate": _LEARNING_RATE,
                 "max_grad_norm": 0.5,
@@ -100,7 +108,8 @@ def make_model(settings: TrainSettings, env: VecEnv, *, folder: Path) -> BaseAlg
     keywords["learning_rate"] = FallingRate(keywords["learning_rate"])
     architecture: dict[str, Any] = {"net_arch": LAYERS, "activation_fn": nn.Tanh}
     if settings.algorithm in _ON_POLICY:
-        architecture["log_std_init"] = LOG_STD_INIT
+        sde = keywords.get("use_sde", False)
+        architecture["log_std_init"] = SDE_LOG_STD_INIT if sde else LOG_STD_INIT
     else:
         from trimtab.training.learning.kept_buffer import KeptBuffer
 
