@@ -3,8 +3,8 @@
 #
 #   requirements/install_train.sh .venv
 #
-# Everything that is there stays at its version: vLLM pins many of the same packages, and its torch
-# is the one to learn with.
+# vLLM's torch is the one to learn with, and what it compiles with stays at its version. Of the rest
+# pip keeps whatever training can take as it is.
 set -euo pipefail
 
 venv=${1:?usage: install_train.sh VENV}
@@ -15,6 +15,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Packages that were installed from a file or a folder cannot be constraints.
 "$python" -m pip list --format=freeze --exclude-editable --disable-pip-version-check \
-  > "$work/installed.txt"
+  | grep -E '^(llvmlite|numba|numpy|torch|vllm)==' > "$work/installed.txt"
 "$python" -m pip install --quiet --disable-pip-version-check \
   --constraint "$work/installed.txt" -e "$here/..[train]"
