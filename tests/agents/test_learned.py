@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,14 +17,14 @@ from trimtab.agents.bundle import write_bundle
 from trimtab.agents.guard import Guard
 from trimtab.agents.learned import LearnedPolicy, forward
 from trimtab.agents.registry import make_policy
-from trimtab.agents.verdict import GuardReason
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.errors import BundleError
 from trimtab.engine_bridge.plan import with_values
 from trimtab.envs.observation import Observer
+from trimtab.training.report.verdict import verdict
 from trimtab.training.traces.generate import generate
-from trimtab.training.whatif.run import Contender, Study, replay, run_study
+from trimtab.training.whatif.run import Contender, Study, drive, run_study
 
 STATIC = Allocation.static(PLAN)
 
@@ -33,9 +34,7 @@ def test_a_zero_network_is_static_bit_for_bit_through_the_bundle(tmp_path: Path)
     spec = get_engine_spec("h100:llama-3.1-8b-tp1")
     trace = generate(hours=0.05, seed=2, preset="steady", load=1.0, spec=spec)
     digests = {
-        replay(
-            trace, Contender(label=name, policy=name, plan=PLAN), spec, seed=0, drain_s=60.0
-        ).digest()
+        drive(trace, make_policy(name), PLAN, spec, seed=0, drain_s=60.0).digest()
         for name in ("static", f"bundle:{tmp_path}")
     }
     assert len(digests) == 1
@@ -53,11 +52,16 @@ def test_a_what_if_tells_what_the_guard_did(tmp_path: Path) -> None:
         spec=spec,
         drain_s=60.0,
     )
-    static, learned = run_study(study, processes=2).runs
+    result = run_study(study, processes=2).result
+    static, learned = result.results
     assert static.guard is None
     assert learned.guard is not None
     assert learned.guard.intervals >= trace.duration_s // PLAN.controller.interval_s
-    assert set(learned.guard.reasons) == set(GuardReason)
+    # A zero network asks for the static plan, which there is no reason to hold back.
+    assert learned.guard.reasons == {}
+    assert json.loads(result.to_json())["results"][1]["guard"]["trips"] == 0
+    (sentence,) = verdict(result).guards
+    assert "0.0 % of the control intervals" in sentence
 
 
 def test_a_zero_network_alone_returns_to_static_from_anywhere() -> None:

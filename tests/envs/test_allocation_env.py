@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from trimtab.agents.static import StaticPolicy
 from trimtab.engine_bridge import limits
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.engine_spec import get_engine_spec
@@ -23,7 +24,7 @@ from trimtab.envs.poisson_traffic import PoissonTraffic
 from trimtab.envs.reward import RewardSettings
 from trimtab.training.traces.generate import generate
 from trimtab.training.whatif import metrics
-from trimtab.training.whatif.run import Contender, default_drain_s, replay
+from trimtab.training.whatif.run import default_drain_s, drive
 
 ENGINE = "h100:llama-3.1-8b-tp1"
 SPEC = get_engine_spec(ENGINE)
@@ -66,9 +67,10 @@ def test_an_episode_of_zeros_is_the_static_what_if_bit_for_bit() -> None:
     while not truncated:
         _, reward, _, truncated, info = env.step(zeros(env))
         rewards.append(reward)
-    static = replay(
+    static = drive(
         traffic(),
-        Contender(label="static", policy="static", plan=PLAN),
+        StaticPolicy(),
+        PLAN,
         SPEC,
         seed=0,
         drain_s=default_drain_s(PLAN),
