@@ -42,7 +42,7 @@ class FluidEngine:
     now_s: float = 0.0
     telemetry: list = field(default_factory=list)
 
-    def __init__(self, trace, plan, spec, *, rules="fair"):
+    def __init__(self, trace, plan, spec, *, rules="fair", speed=1.0):
         self.trace, self.plan, self.spec, self.rules = trace, plan, spec, rules
         self.telemetry, self.now_s = [], 0.0
         self.allocation = Allocation.static(plan)

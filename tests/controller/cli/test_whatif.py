@@ -212,7 +212,7 @@ def test_the_demo_needs_nothing_and_ends_with_its_report(
     assert out.splitlines()[-1] == "report: trimtab-demo.html"
     assert (tmp_path / "trimtab-demo.html").exists()
     data = json.loads((tmp_path / "d.json").read_text())
-    assert [r["policy"] for r in data["results"]] == list(whatif.DEFAULT_POLICIES)
+    assert [r["policy"] for r in data["results"]] == [*whatif.DEFAULT_POLICIES, "learned"]
 
 
 @pytest.mark.parametrize("words", [("--seed", -1), ("--seed", "x"), ("--html", "no/where.html")])
