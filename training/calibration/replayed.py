@@ -138,13 +138,14 @@ def _taken_in(
     starts, ends = [], []
     while not engine.finished:
         start_s = engine.now_s
-        if engine.advance(_ONE_STEP_S).steps:
+        if engine.advance(start_s - engine.due_s + _ONE_STEP_S).steps:
             starts.append(start_s)
             ends.append(engine.now_s)
             continue
         # Idle: go to the next arrival at once.
         later = arrival[np.searchsorted(arrival, engine.now_s, side="right") :]
-        engine.advance(max(float(later[0]) - engine.now_s, _ONE_STEP_S) if len(later) else 1.0)
+        next_s = float(later[0]) if len(later) else engine.now_s + 1.0
+        engine.advance(max(next_s - engine.due_s, _ONE_STEP_S))
     begin, end = np.array(starts), np.array(ends)
     place = np.minimum(np.searchsorted(end, arrival, side="left"), len(end) - 1)
     busy = (begin[place] < arrival) & (arrival <= end[place])
