@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trimtab.controller.cli.bar import forking_bar
 from trimtab.engine_bridge.errors import FlagError
 
 if TYPE_CHECKING:
@@ -67,27 +68,10 @@ def check_outputs(outputs: Mapping[str, Path | None], *, inputs: Sequence[Path])
 
 def run_with_progress(study: Study, *, processes: int | None) -> Outcome:
     """Run the study; a progress bar on standard error if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from trimtab.training.whatif.run import Run, run_study
 
     total = len(study.contenders) * len(study.seeds)
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    # No refresh thread: the runs fork, and a fork copies only the thread that calls it.
-    with Progress(
-        *columns,
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with forking_bar() as progress:
         task = progress.add_task(f"replaying {len(study.trace):,} requests", total=total)
         progress.refresh()
 

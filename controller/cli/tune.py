@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trimtab.controller.cli.bar import forking_bar
 from trimtab.controller.cli.whatif import (
     DEFAULT_ENGINE,
     Blocks,
@@ -154,25 +155,7 @@ def _read(flag: str, paths: Sequence[Path]) -> dict[str, Trace]:
 
 def _with_progress(run: Callable[[Callable[[Progress], None]], Tuned]) -> Tuned:
     """Run with a progress bar on standard error if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    # No refresh thread: the runs fork, and a fork copies only the thread that calls it.
-    with Bar(
-        *columns,
-        console=console,
-        auto_refresh=False,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with forking_bar() as bar:
         task = bar.add_task("tuning")
 
         def tell(progress: Progress) -> None:

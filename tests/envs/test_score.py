@@ -7,22 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.engine_bridge.trace import Trace
+from tests.engine_bridge.test_pricing import trace_with_prefixes
 from trimtab.envs import score
 
 NAN = float("nan")
-
-
-def trace_with_prefixes(ids: list[list[int]], prompt: list[int], block: int = 10) -> Trace:
-    lengths = [len(row) for row in ids]
-    return Trace.build(
-        arrival_s=np.arange(len(ids), dtype=float),
-        prompt_tokens=prompt,
-        output_tokens=[2] * len(ids),
-        prefix_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prefix_ids=np.concatenate(ids).astype(np.int32),
-        prefix_block_tokens=np.full(len(ids), block, np.int32),
-    )
 
 
 def test_demand_prices_fresh_repeated_and_output_tokens() -> None:

@@ -68,21 +68,13 @@ def yardstick(trace: Trace, plan: Plan) -> Yardstick:
         PlanError: the trace has a tier that the plan lacks.
     """
     place = np.array([plan.tier_index(name) for name in trace.tier_names], np.int64)
-    tiers = plan.tiers.values()
-    values = np.array([tier.value for tier in tiers])
-
-    def column(key: str) -> FloatArray:
-        given = [getattr(tier.targets, key) for tier in tiers]
-        return np.array([np.inf if target is None else target for target in given])
-
+    values = np.array([tier.value for tier in plan.tiers.values()])
     return Yardstick(
         trace=trace,
         plan=plan,
         tier=place[trace.tier],
         demand=score.demand(trace, values[place]),
-        targets=score.Targets(
-            ttft_ms=column("ttft_ms"), tpot_ms=column("tpot_ms"), e2e_ms=column("e2e_ms")
-        ),
+        targets=score.targets(plan),
         values=values,
     )
 
