@@ -84,6 +84,7 @@ class Guard(Policy):
         self._intervals = self._fell_back = 0
         self._verdict: Verdict | None = None
         self._now_s = 0.0
+        self._was_interrupted = False
         self._recovery = Recovery(self.settings)
         self._freshness = Freshness(plan.controller.interval_s)
         self._begin(plan, 0.0)
@@ -155,6 +156,15 @@ class Guard(Policy):
             self._mode = self._before_hold
         self._recovery.release(self._now_s)
 
+    def interrupted(self) -> None:
+        """The engine was out of reach for longer than its lease, so it went back to static.
+
+        What was asked for holds no more, and what came meanwhile was judged by nobody: begin with
+        a probation. Nothing counts as a trip, and a hold is a hold of the static plan from now on.
+        """
+        self._asked = None
+        self._was_interrupted = True
+
     def decide(self, telemetry: Telemetry) -> Verdict:
         """The verdict for the next interval; `act` is the same and answers `verdict.apply`.
 
@@ -181,6 +191,10 @@ class Guard(Policy):
             self._begin(plan, telemetry.time_s - telemetry.interval_s)
         if math.isfinite(telemetry.time_s):
             self._now_s = telemetry.time_s
+        if self._was_interrupted:
+            # Only now is it known how late it is.
+            self._was_interrupted = False
+            self._recovery.postpone(self._now_s, None)
         found: set[GuardReason] = set()
         proposal = None
         if age > self.settings.hold_after_intervals:

@@ -24,6 +24,7 @@ class Freshness:
         """
         self._interval_s = interval_s
         self._time_s = -math.inf
+        self._first_age = 0.0
         self._repeats = 0
         self.restarted = False
         """Whether the last telemetry is from before the one before it: a new run."""
@@ -38,9 +39,13 @@ class Freshness:
             return math.inf
         self.restarted = time_s < self._time_s
         self.new = time_s != self._time_s
-        self._repeats = 0 if self.new else self._repeats + 1
-        self._time_s = time_s
-        return age_s / self._interval_s + self._repeats
+        age = age_s / self._interval_s
+        if self.new:
+            self._time_s, self._first_age, self._repeats = time_s, age, 0
+        else:
+            self._repeats += 1
+        # Who tells the same again may count its age on, or may not know that it grows.
+        return max(age, self._first_age + self._repeats)
 
 
 class Novelty:
@@ -86,7 +91,8 @@ class Actuation:
     def see(self, asked: Allocation | None, telemetry: Telemetry) -> bool:
         """Take in one interval; whether the engine is deaf."""
         # Older data may tell of the time before the last request.
-        if asked is None or telemetry.age_s > self._fresh_s:
+        known = telemetry.read_back or telemetry.age_s <= self._fresh_s
+        if asked is None or not known:
             return self._wrong >= self._intervals
         same = agree(asked, telemetry.applied, self._tolerance)
         self._wrong = 0 if same else self._wrong + 1

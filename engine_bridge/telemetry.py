@@ -101,6 +101,8 @@ class Telemetry:
     """The allocation that the engine kept to at the end of the interval."""
     age_s: float
     """Time since these figures were true, seconds; 0 when fresh."""
+    read_back: bool = False
+    """Whether `applied` was asked of the engine just now, however old the other figures are."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: nothing in it can change."""

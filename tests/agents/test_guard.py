@@ -297,6 +297,48 @@ def test_hold_keeps_what_was_applied_whatever_the_policy_does() -> None:
     assert run.guard.counts[GuardReason.OPERATOR_HOLD] == 50
 
 
+def test_an_age_that_grows_with_the_repeats_counts_once() -> None:
+    run = GuardedRun()
+    held = run.to_full_exposure().apply
+    told_s = run.tick(age_s=0.5 * INTERVAL_S) and run.time_s
+    for late in (1, 2, 3, 4):
+        age_s = (0.5 + late) * INTERVAL_S
+        verdict = run.tick(time_s=told_s, age_s=age_s)
+        assert (verdict.apply, verdict.fell_back) == (held, False), late
+    assert run.tick(time_s=told_s, age_s=5.5 * INTERVAL_S).fell_back
+
+
+def test_after_an_interruption_a_probation_begins_when_the_engine_is_back() -> None:
+    run = GuardedRun()
+    run.to_full_exposure()
+    run.guard.interrupted()
+    run.time_s += 10 * run.guard.settings.probation_s
+    run.applied = STATIC
+    assert run.tick().apply == STATIC
+    assert run.run_s(run.guard.settings.probation_s - INTERVAL_S).exposure == 0
+    assert run.tick().exposure > 0
+    assert run.guard.tally.trips == 0
+
+
+def test_a_hold_that_was_interrupted_holds_the_static_plan() -> None:
+    run = GuardedRun()
+    run.to_full_exposure()
+    run.guard.hold()
+    run.guard.interrupted()
+    run.applied = STATIC
+    verdict = run.tick()
+    assert (verdict.apply, verdict.mode) == (STATIC, GuardMode.HOLD)
+
+
+def test_a_read_back_tells_of_a_deaf_engine_however_old_the_figures_are() -> None:
+    run = GuardedRun()
+    run.to_full_exposure()
+    late_s = 1.5 * INTERVAL_S
+    for _ in range(run.guard.settings.mismatch_intervals):
+        verdict = run.tick(applied=STATIC, age_s=late_s, read_back=True)
+    assert GuardReason.ACTUATION_MISMATCH in verdict.reasons
+
+
 def test_hold_does_not_outlast_broken_promises() -> None:
     run = GuardedRun()
     run.to_full_exposure()
