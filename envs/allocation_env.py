@@ -141,6 +141,7 @@ class AllocationEnv(gymnasium.Env[Observation, npt.NDArray[np.float32]]):
         """
         super().reset(seed=seed)
         name, trace, speed = self._draw(options or {})
+        self.close()
         self._episode = episode = self._maker.make(name, trace, speed)
         self._interval = 0
         self._over = False
@@ -187,6 +188,12 @@ class AllocationEnv(gymnasium.Env[Observation, npt.NDArray[np.float32]]):
             self._over,
             info,
         )
+
+    def close(self) -> None:
+        """End the episode and give back what its engine holds."""
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            episode.close()
 
     def render(self) -> Image | None:
         """The episode so far as an image, shape (height, width, 3); None without a render mode."""

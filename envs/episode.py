@@ -34,6 +34,13 @@ class _Tells(Protocol):
     def result(self) -> ReplayResult: ...
 
 
+@runtime_checkable
+class _Closes(Protocol):
+    """An engine that holds connections or a lease."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """What one episode plays, and with what."""
@@ -51,6 +58,11 @@ class Episode:
     """The demand over the trace's duration."""
     twin: Twin | None
     """None for an engine that is no replay."""
+
+    def close(self) -> None:
+        """Let an engine of its own time go; a replay has nothing to give back."""
+        if isinstance(self.engine, _Closes):
+            self.engine.close()
 
     def weighted_attainment(self, plan: Plan) -> float:
         """Demand served within its targets over the demand that has come so far.

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,7 @@ class TelemetryLog(Sequence[Telemetry]):
         if isinstance(index, slice):
             return tuple(self[at] for at in range(*index.indices(len(self))))
         line = map(_known, self._heads[index].tolist())
-        head = dict(zip(HEADS, line, strict=True))
+        head: dict[str, Any] = dict(zip(HEADS, line, strict=True))
         return Telemetry(
             tiers=tuple(_tier(line) for line in self._tables[index].tolist()),
             steps=int(head.pop("steps")),

@@ -1,7 +1,7 @@
 """A client of the control socket, for controllers and the command line.
 
-It blocks, at most for its time-out, and connects again by itself. It holds no lease alive: whoever
-sets an allocation renews it.
+It blocks, at most for its time-out whatever the other side does, and connects again by itself. It
+holds no lease alive: whoever sets an allocation renews it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -41,13 +42,14 @@ class ControlClient:
         Args:
             address: Path of a Unix socket (`/run/trimtab.sock`, `unix:...`) or `tcp://host:port`.
             token: For TCP; None: the value of TRIMTAB_CONTROL_TOKEN.
-            timeout_s: Longest wait for a connection, and for an answer, seconds.
+            timeout_s: Longest time that a request takes, with all that it needs, seconds.
 
         Raises:
             ControlSocketError: the address has no such form.
         """
         text = str(address)
         self._timeout_s = timeout_s
+        self._ends_s = 0.0
         self._link: socket.socket | None = None
         self._tcp = split_address(text.removeprefix(_TCP)) if text.startswith(_TCP) else None
         self._path = text.removeprefix(_UNIX)
@@ -97,8 +99,20 @@ class ControlClient:
 
     def telemetry(self) -> Answer | None:
         """The last interval by names; None before the first."""
-        found: Answer | None = self._ask({"op": "telemetry"})["telemetry"]
+        found: Answer | None = self._ask({"op": "telemetry"}).get("telemetry")
         return found
+
+    def flush(self) -> Answer:
+        """Have the engine write its traffic log out; it does not wait for the writer.
+
+        Returns:
+            handed_over_rows, written_rows, dropped_rows, each since the engine's start: all is in
+            files once the last two add up to the first.
+
+        Raises:
+            ControlRefusedError: the engine keeps no traffic log.
+        """
+        return self._ask({"op": "flush"})
 
     def close(self) -> None:
         """Close the connection; the next request opens one again."""
@@ -116,12 +130,13 @@ class ControlClient:
 
     def _ask(self, request: Mapping[str, object], *, again: bool = True) -> Answer:
         """Send a request; a kept connection that turns out to be dead is opened again once."""
+        self._ends_s = time.monotonic() + self._timeout_s
         kept = self._link is not None
         try:
             return self._exchange(request)
         except ControlUnavailableError:
             self.close()
-            if not (kept and again):
+            if not (kept and again) or time.monotonic() >= self._ends_s:
                 raise
         return self._exchange(request)
 
@@ -135,12 +150,12 @@ class ControlClient:
     def _connect(self) -> socket.socket:
         try:
             if self._tcp is not None:
-                link = socket.create_connection(self._tcp, timeout=self._timeout_s)
+                link = socket.create_connection(self._tcp, timeout=self._left_s())
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return link
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                link.settimeout(self._timeout_s)
+                link.settimeout(self._left_s())
                 link.connect(self._path)
             except OSError:
                 link.close()
@@ -157,6 +172,7 @@ class ControlClient:
         assert link is not None
         line = json.dumps({KEY: PROTOCOL, **request}).encode() + b"\n"
         try:
+            link.settimeout(self._left_s())
             link.sendall(line)
             answer = self._read_line(link)
         except TimeoutError as error:
@@ -173,11 +189,19 @@ class ControlClient:
     def _read_line(self, link: socket.socket) -> bytes:
         buffer = bytearray()
         while not buffer.endswith(b"\n"):
+            # Each wait anew, or one byte now and then would hold the caller up for ever.
+            link.settimeout(self._left_s())
             data = link.recv(_READ_BYTES)
             if not data or len(buffer) > _MOST_ANSWER_BYTES:
                 raise ConnectionError("the engine has closed the connection")
             buffer += data
         return bytes(buffer)
+
+    def _left_s(self) -> float:
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
 
     def _judged(self, line: bytes) -> Answer:
         try:
@@ -185,7 +209,7 @@ class ControlClient:
             if answer["ok"]:
                 return dict(answer)
             code, message = str(answer["error"]["code"]), str(answer["error"]["message"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.close()
             raise ControlUnavailableError(
                 f"{self._name}: what answers there is no Trimtab engine"

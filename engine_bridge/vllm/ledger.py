@@ -87,7 +87,6 @@ class Ledger:
         self.allocation = Allocation.static(plan)
         put_allocation(self._state, self.allocation, capacity=max_num_seqs)
         self._facts = np.zeros(5)
-        self._interval_start_s = np.nan
         self._interval_busy_ms = 0.0
 
     def _take_state(self, state: State) -> None:
@@ -354,19 +353,14 @@ class Ledger:
         put_allocation(self._state, allocation, capacity=self._capacity)
         self.allocation = allocation
 
-    def close_interval(self, now_s: float) -> Telemetry:
-        """Sum the interval up that began with the last call; ended rows become free."""
+    def close_interval(self, now_s: float, start_s: float) -> Telemetry:
+        """Sum the interval up that began with the last call, at `start_s`; ended rows are free."""
         self._now_s[0] = now_s
-        if np.isnan(self._interval_start_s):
-            self._interval_start_s = 0.0
         tables, heads = (
             np.empty((1, len(self._plan.tiers), len(COLUMNS))),
             np.empty((1, len(HEADS))),
         )
-        close_interval(
-            self.handle, self._interval_start_s, self._interval_busy_ms, tables[0], heads[0]
-        )
-        self._interval_start_s = now_s
+        close_interval(self.handle, start_s, self._interval_busy_ms, tables[0], heads[0])
         self._interval_busy_ms = float(self._state.engine[0].busy_ms)
         log = TelemetryLog()
         log.add(tables, heads, self.allocation)

@@ -34,6 +34,7 @@ from trimtab.engine_bridge.vllm.control_server import ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
 from trimtab.engine_bridge.vllm.drafts import Drafts
 from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
+from trimtab.engine_bridge.vllm.idle import IdleIntervals
 from trimtab.engine_bridge.vllm.ledger import Ledger
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 from trimtab.engine_bridge.vllm.seams import check_engine
@@ -130,6 +131,11 @@ class FairScheduler(AsyncScheduler):
             else None
         )
         self._control = self._serve_control(rank)
+        self._idle = IdleIntervals(
+            self._end_idle_interval, closes_s=lambda: self._watch.closes_s, now_s=self._clock.now_s
+        )
+        if self._control is not None or self._watch.has_metrics:
+            self._idle.start()
         logger.info(
             "Trimtab's fair scheduler: plan %s, engine %s, %d KV blocks, asynchronous: %s",
             self._plan.name,
@@ -148,6 +154,7 @@ class FairScheduler(AsyncScheduler):
             tcp=tcp,
             rank=rank,
             telemetry=lambda: self._watch.telemetry,
+            flush=self._watch.flush_traffic,
             health=lambda: {
                 "engine": self._settings.engine,
                 "plan": self._plan.name,
@@ -162,6 +169,7 @@ class FairScheduler(AsyncScheduler):
 
     def shutdown(self) -> None:
         """Close the control socket and write the logs out."""
+        self._idle.close()
         if self._control is not None:
             self._control.close()
         self._watch.close()
@@ -187,6 +195,7 @@ class FairScheduler(AsyncScheduler):
             self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=clock.now_s
         )
         self._watch.start(clock.now_s())
+        self._idle.close()
 
     @property
     def ledger(self) -> Ledger:
@@ -213,6 +222,7 @@ class FairScheduler(AsyncScheduler):
     # Requests come and go.
 
     def _on_enter(self, request: Request) -> None:
+        self._idle.wake()
         if request.status == RequestStatus.PREEMPTED:
             return
         if self._is_blocked_waiting_status(request.status):
@@ -286,6 +296,7 @@ class FairScheduler(AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Plan the step by the rules, then let vLLM schedule it."""
+        self._idle.wake()
         now_s = self._clock.now_s()
         ledger = self._ledger
         self._book_unbooked()
@@ -362,6 +373,7 @@ class FairScheduler(AsyncScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         """Book the step's time, then let vLLM take the output in."""
+        self._idle.wake()
         now_s = self._clock.now_s()
         step = self._flying.popleft()
         start_s = max(step.start_s, self._last_output_s)
@@ -379,10 +391,22 @@ class FairScheduler(AsyncScheduler):
         if self._shed:
             shedding.answer(outputs, self._shed)
             self._shed = []
-        if self._watch.due(now_s) or not self.requests:
-            self._carrier.show_blocks()
-            self._watch.interval(self._ledger, self._store.describe().lease_left_s, now_s)
+        if self._watch.due(now_s):
+            self._end_interval(now_s)
+        if not self.requests:
+            self._idle.rest()
         return outputs
+
+    def _end_interval(self, now_s: float) -> None:
+        self._carrier.show_blocks()
+        self._watch.interval(self._ledger, self._store.describe().lease_left_s, now_s)
+
+    def _end_idle_interval(self, now_s: float) -> None:
+        """In the thread of `IdleIntervals`: no step comes that would take an allocation."""
+        changed = self._store.take(now_s)
+        if changed is not None:
+            self.apply(changed)
+        self._end_interval(now_s)
 
     # Speculation (rule 9): the tier's draft length.
 

@@ -40,7 +40,7 @@ def warm_up(plan: Plan, spec: EngineSpec) -> None:
         ledger.end(name, FINISHED, 1)
     ledger.tenant_service_ms()
     ledger.apply(ledger.allocation)
-    ledger.close_interval(1.0)
+    ledger.close_interval(1.0, 0.0)
 
 
 def _plan_step(ledger: Ledger, deferred: int, pools: int) -> set[int]:

@@ -6,8 +6,10 @@ nothing, and what it is asked to do in a step takes microseconds.
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,6 +28,8 @@ METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Without this variable nobody could read the engine process's metrics, and none are kept."""
 _NAMES: Final = {FINISHED: "finished", SHED: "shed", CANCELLED: "cancelled"}
 _FAILED: Final = "failed"
+_SAME: Final = 1e-9
+"""Of an interval: times nearer to its end are at its end."""
 
 
 class Watch:
@@ -71,17 +75,24 @@ class Watch:
             self._steps = StepLog(folder(settings.step_log_dir), **facts)
         if settings.traffic_log_dir is not None:
             self._traffic = TrafficLog(folder(settings.traffic_log_dir), **facts)
-        self._closes_s = now_s + self.interval_s
+        self.start(now_s)
         self._awaited: dict[str, None] = {}
         self._first_s: dict[str, float] = {}
         self._drafted = np.zeros(len(plan.tiers), np.int64)
         self._accepted = np.zeros(len(plan.tiers), np.int64)
         self._preempted = self._finished = 0
         self.telemetry: Telemetry | None = None
+        """The last interval; its time counts from the engine's start."""
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether anybody can read the engine's metrics."""
+        return self._metrics is not None
 
     def start(self, now_s: float) -> None:
         """Count from this time of another clock; before the first request."""
-        self._origin_s, self._closes_s = now_s, now_s + self.interval_s
+        self._origin_s = self._opened_s = now_s
+        self._close_next(now_s)
 
     def awaits_first_token(self, request_id: str) -> None:
         """A request's prompt is being computed for the first time."""
@@ -195,18 +206,25 @@ class Watch:
 
     def due(self, now_s: float) -> bool:
         """Whether the telemetry interval is over."""
-        return now_s >= self._closes_s
+        return now_s >= self.closes_s
 
     def interval(self, ledger: Ledger, lease_left_s: float | None, now_s: float) -> None:
         """Close the telemetry interval and report it."""
-        self._closes_s = now_s + self.interval_s
-        telemetry = self._with_acceptance(ledger.close_interval(now_s))
+        telemetry = self._with_acceptance(ledger.close_interval(now_s, self._opened_s))
+        telemetry = replace(telemetry, time_s=now_s - self._origin_s)
+        self._opened_s = now_s
+        self._close_next(now_s)
         self.telemetry = telemetry
         if self._metrics is not None:
             self._metrics.observe_interval(telemetry)
             self._metrics.observe_lease(lease_left_s)
             if self._metrics.top_tenants:
                 self._metrics.observe_tenants(ledger.tenant_service_ms())
+
+    def _close_next(self, now_s: float) -> None:
+        """Intervals end on a grid from the start, however far the last step ran over."""
+        passed = math.floor((now_s - self._origin_s) / self.interval_s + _SAME)
+        self.closes_s = self._origin_s + (passed + 1) * self.interval_s
 
     def _with_acceptance(self, telemetry: Telemetry) -> Telemetry:
         if not self._drafted.any():
@@ -219,6 +237,11 @@ class Watch:
         self._drafted[:] = 0
         self._accepted[:] = 0
         return replace(telemetry, tiers=tiers)
+
+    @property
+    def flush_traffic(self) -> Callable[[], Mapping[str, int]] | None:
+        """Has the log of requests written out, from any thread; None without one."""
+        return None if self._traffic is None else self._traffic.flush_counted
 
     def close(self) -> None:
         """Write the logs out."""

@@ -300,3 +300,25 @@ def test_a_picture_without_matplotlib_is_refused_at_once(monkeypatch: pytest.Mon
     )
     with pytest.raises(EpisodeError, match=r"matplotlib.*pip install 'trimtab\[train\]'"):
         make(render_mode="rgb_array")
+
+
+def test_an_engine_is_let_go_with_its_episode() -> None:
+    closed: list[int] = []
+
+    class Connected(ReplayEngine):
+        def close(self) -> None:
+            closed.append(id(self))
+
+    def engines(trace: Trace, speed: float) -> ReplayEngine:
+        return Connected(trace, load_plan(), SPEC, speed=speed)
+
+    env = AllocationEnv(engines=engines, episode_intervals=2)
+    env.reset(seed=1)
+    assert closed == []
+    env.reset(seed=2)
+    assert len(closed) == 1
+    env.close()
+    env.close()
+    assert len(set(closed)) == 2
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(np.zeros(env.action_space.shape, np.float32))
