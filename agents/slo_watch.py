@@ -24,6 +24,8 @@ _RATE_S: Final = 300.0
 """Time constant of the mean arrivals, seconds."""
 _SLOW_TARGET_S: Final = 20.0
 """A tier with a longer target is judged by its queue: its misses come too late."""
+_MOST: Final = 1e12
+"""No interval has so many requests, tokens or seconds: a larger figure is none."""
 
 
 class SloWatch:
@@ -153,6 +155,6 @@ def _samples(telemetry: Telemetry) -> tuple[FloatArray, FloatArray]:
 
 
 def _figures(telemetry: Telemetry, name: str) -> FloatArray:
-    """One figure by tier; what is no number counts as 0, which accuses nobody."""
+    """One figure by tier; what no engine can have done counts as 0, which accuses nobody."""
     values = np.array([getattr(tier, name) for tier in telemetry.tiers], np.float64)
-    return np.where(np.isfinite(values), values, 0.0)
+    return np.where(np.abs(values) <= _MOST, values, 0.0)

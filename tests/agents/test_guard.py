@@ -339,6 +339,18 @@ def test_a_read_back_tells_of_a_deaf_engine_however_old_the_figures_are() -> Non
     assert GuardReason.ACTUATION_MISMATCH in verdict.reasons
 
 
+def test_a_figure_beyond_every_engine_does_not_blind_the_watch() -> None:
+    run = GuardedRun()
+    run.to_full_exposure()
+    tiers = [
+        tier_telemetry(arrivals=40, attainment=1.0, attainment_samples=40, met_tokens=1e308)
+        for _ in PLAN.tiers
+    ]
+    for _ in range(3):
+        run.tick(tiers=tiers)
+    assert run.run_s(120, attainment=0.3).reasons == (GuardReason.SLO_REGRESSION,)
+
+
 def test_hold_does_not_outlast_broken_promises() -> None:
     run = GuardedRun()
     run.to_full_exposure()
