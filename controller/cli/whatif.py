@@ -23,7 +23,17 @@ _MOST_SEEDS = 1000
 _MOST_JOBS = 1024
 
 
-TracePath = Annotated[Path, typer.Option("--trace", help="Recorded traffic, in any known format.")]
+TracePath = Annotated[
+    Path | None, typer.Option("--trace", help="Recorded traffic, in any known format.")
+]
+Audit = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--audit",
+        help="Instead of traffic: the daemon's audit files, or folders of them. Decides again what "
+        "it decided; a --policy is asked what it would have wanted.",
+    ),
+]
 Plans = Annotated[
     list[str] | None,
     typer.Option(
@@ -80,7 +90,9 @@ def register(app: typer.Typer) -> None:
 
 
 def whatif(
-    trace: TracePath,
+    context: typer.Context,
+    trace: TracePath = None,
+    audit: Audit = None,
     plan: Plans = None,
     policy: Policies = None,
     engine: Engine = DEFAULT_ENGINE,
@@ -96,7 +108,19 @@ def whatif(
     block_size: BlockSize = None,
     enable_prefix_caching: Caching = None,
 ) -> None:
-    """Replay recorded traffic under several policies or plans, and say how each tier fares."""
+    """Replay recorded traffic under several policies or plans, and say how each tier fares.
+
+    With --audit: decide again what a daemon decided, and fail if a decision comes out otherwise.
+    """
+    if audit:
+        from trimtab.controller.cli.audit_replay import replay_audit
+
+        _left_out(context, keep=("audit", "policy", "json"))
+        _no_repeats("--policy", policy or [])
+        replay_audit(audit, policies=[_resolved(name) for name in policy or []], json=json)
+        return
+    if trace is None:
+        raise FlagError("--trace", bound="given", remedy="or --audit for a daemon's audit log")
     from trimtab.controller.cli.study import Outputs, deliver, run_with_progress
     from trimtab.engine_bridge.engine_spec import get_engine_spec
     from trimtab.training.whatif.run import Study, default_drain_s
@@ -220,6 +244,14 @@ def _read(path: Path) -> Trace:
     if not len(trace):
         raise TraceError(path.name, value="0 requests", bound="at least one request")
     return trace
+
+
+def _left_out(context: typer.Context, *, keep: Sequence[str]) -> None:
+    """Refuse flags that were given and say nothing beside --audit."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in keep and source is not None and source.name == "COMMANDLINE":
+            raise FlagError(option.opts[0], bound="left out beside --audit")
 
 
 def _in_range(flag: str, value: float | None, low: float, high: float) -> None:

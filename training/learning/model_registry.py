@@ -220,14 +220,21 @@ def resolve_policy(name: str) -> str:
     """
     if not name.startswith("models:"):
         return name
-    found = _MODEL_URI.fullmatch(name)
-    if found is None:
-        raise ModelError(
-            "--policy", value=name, bound="like models:/NAME@champion or models:/NAME/3"
-        )
+    model, number, alias = parse_model(name, flag="--policy")
     registry = ModelRegistry(tracking_uri(Path.cwd()))
-    version = registry.find(found["name"], version=found["version"], alias=found["alias"])
-    return f"bundle:{registry.fetch(version)}"
+    return f"bundle:{registry.fetch(registry.find(model, version=number, alias=alias))}"
+
+
+def parse_model(text: str, *, flag: str) -> tuple[str, str | None, str | None]:
+    """Name, version and alias of `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+
+    Raises:
+        ModelError: it has another form.
+    """
+    found = _MODEL_URI.fullmatch(text)
+    if found is None:
+        raise ModelError(flag, value=text, bound="like models:/NAME@champion or models:/NAME/3")
+    return found["name"], found["version"], found["alias"]
 
 
 def _version(found: Any) -> Version:
