@@ -24,7 +24,7 @@ PROTOCOL: Final = 1
 KEY: Final = "trimtab"
 MOST_REQUEST_BYTES: Final = 65_536
 """Longest line of a request."""
-OPS: Final = ("auth", "get", "set", "release", "health", "telemetry")
+OPS: Final = ("auth", "get", "set", "release", "health", "telemetry", "flush")
 """What can be asked for."""
 
 _ALWAYS: Final = (KEY, "op", "id")
@@ -35,6 +35,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "release": ("holder",),
     "health": (),
     "telemetry": (),
+    "flush": (),
 }
 _LONGEST_ID: Final = 128
 
@@ -85,15 +86,19 @@ class Answers:
         *,
         telemetry: Callable[[], Telemetry | None] | None = None,
         health: Callable[[], Mapping[str, object]] | None = None,
+        flush: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
-        """Take what the answers come from; all three are called in the server's thread.
+        """Take what the answers come from; all are called in the server's thread.
 
         Args:
             store: Holds the allocation.
             telemetry: The last interval, or None before the first.
             health: Further facts of the engine, JSON values by name.
+            flush: Hands the traffic log's rows to its writer, without waiting for it, and counts
+                what was handed over, written and dropped; None: there is no such log.
         """
         self._store, self._interval, self._facts = store, telemetry, health
+        self._flush_log = flush
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """Carry a parsed request out.
@@ -107,6 +112,7 @@ class Answers:
             "release": self._release,
             "health": self._health,
             "telemetry": self._telemetry,
+            "flush": self._flush,
         }
         return acts[request["op"]](request)
 
@@ -158,6 +164,17 @@ class Answers:
         found = None if self._interval is None else self._interval()
         return {"telemetry": None if found is None else self._by_names(found)}
 
+    def _flush(self, request: Mapping[str, Any]) -> Reply:
+        if self._flush_log is None:
+            raise RequestError(
+                "control",
+                key="op",
+                value="flush",
+                bound="asked of an engine with a traffic log",
+                remedy="start the engine with traffic_log_dir",
+            )
+        return dict(self._flush_log())
+
     def _by_names(self, telemetry: Telemetry) -> Reply:
         names = self._store.plan.tier_names
         tiers = {
@@ -167,7 +184,7 @@ class Answers:
         engine = {
             f.name: plain(getattr(telemetry, f.name))
             for f in fields(telemetry)
-            if f.name not in ("tiers", "applied")
+            if f.name not in ("tiers", "applied", "read_back")
         }
         return {**engine, "applied_version": telemetry.applied.version, "tiers": tiers}
 

@@ -75,6 +75,7 @@ class ControlServer:
         rank: int = 0,
         telemetry: Callable[[], Telemetry | None] | None = None,
         health: Callable[[], Mapping[str, object]] | None = None,
+        flush: Callable[[], Mapping[str, int]] | None = None,
         switch_interval_s: float | None = SWITCH_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,6 +89,7 @@ class ControlServer:
             rank: Data-parallel rank of this engine.
             telemetry: Gives the last interval; called in the server's thread, must not wait.
             health: Gives further facts, JSON values by name; called likewise.
+            flush: Has the traffic log written out; called likewise. None: there is none.
             switch_interval_s: Longest that a thread of this process keeps Python's lock from
                 another one, set when the server starts if it is longer; None: leave it.
             clock: Seconds that never go back.
@@ -99,7 +101,7 @@ class ControlServer:
         self._tcp = None if tcp is None else split_address(tcp)
         self._rank, self._clock = rank, clock
         self._switch_interval_s = switch_interval_s
-        self._answers = Answers(store, telemetry=telemetry, health=health)
+        self._answers = Answers(store, telemetry=telemetry, health=health, flush=flush)
         self._token = b"" if tcp is None else _token(token)
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []

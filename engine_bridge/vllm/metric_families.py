@@ -18,6 +18,10 @@ ENGINE: Final = "engine"
 """Label of every metric: the data-parallel rank, as in vLLM's own metrics."""
 OUTCOMES: Final = ("finished", "refused", "shed", "cancelled", "failed", "other")
 """Values of the label `outcome`; what the engine names otherwise counts as the last."""
+PROMISE: Final = "promise"
+"""Value of the label `kind` of `target_attainment_ratio` where the targets are promised."""
+WISH: Final = "wish"
+"""The same for a best-effort tier: nothing is promised."""
 GAUGE_MODE: Final = "livemostrecent"
 """Of the processes that have written a gauge the latest counts: after a restart of the engine the
 new one does, whatever the old one has left in the folder."""

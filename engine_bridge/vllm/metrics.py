@@ -22,9 +22,11 @@ from trimtab.engine_bridge.vllm.metric_families import (
     BATCH_BUCKETS,
     ENGINE_FIELDS,
     OUTCOMES,
+    PROMISE,
     STEP_BUCKETS_S,
     TIER_FIELDS,
     WAIT_BUCKETS_S,
+    WISH,
     Families,
     Field,
     latency_buckets,
@@ -68,6 +70,7 @@ class TierMetrics:
         self._knobs = self._knob_puts(families)
         self._scalars(families)
         self._latencies(families)
+        self._targets(families)
         most = plan.metrics.top_tenants
         self._top = TopTenants(families, plan, engine, most) if most else None
         self._applied: Allocation | None = None
@@ -198,6 +201,25 @@ class TierMetrics:
         batch = families.histogram("step_batch_requests", "Requests in a step.", BATCH_BUCKETS)
         self._step: Put = self._child(step).observe
         self._batch: Put = self._child(batch).observe
+
+    def _targets(self, families: Families) -> None:
+        """What the plan promises, so that alerts and dashboards need no copy of it."""
+        attainment = families.gauge(
+            "target_attainment_ratio",
+            "Share of the tier's requests that must meet its targets, by the plan.",
+            ("tier", "kind"),
+        )
+        seconds = families.gauge(
+            "target_seconds", "The tier's latency targets, by the plan.", ("tier", "latency")
+        )
+        for name, tier in self._plan.tiers.items():
+            targets = tier.targets
+            kind = WISH if targets.best_effort else PROMISE
+            self._child(attainment, name, kind).set(targets.attainment)
+            for latency in ("ttft", "tpot", "e2e"):
+                target_ms = getattr(targets, f"{latency}_ms")
+                if target_ms is not None:
+                    self._child(seconds, name, latency).set(target_ms * 1e-3)
 
     def _latencies(self, families: Families) -> None:
         plan, labels = self._plan, ("tier",)

@@ -60,7 +60,8 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 class RotatingParquet:
     """Hands buffers to one background thread that writes, renames and deletes.
 
-    `put` belongs to one thread; `close` may be called from any, once `put` is not called any more.
+    `put` is for one caller at a time; `close` may be called by any thread, once `put` is not called
+    any more.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,7 +89,10 @@ class _Requests:
 
 
 class TrafficLog:
-    """Collects ended requests and hands full buffers to a writer; one thread may call `add`."""
+    """Collects ended requests and hands full buffers to a writer.
+
+    One thread may call `add` and `close`; any may call `flush` and `flush_counted`.
+    """
 
     def __init__(
         self,
@@ -132,8 +136,10 @@ class TrafficLog:
         self._longest_s, self._pause = longest_s, pause
         self._out = RotatingParquet(Path(folder), "traffic", limits=limits, write=write)
         self._secret = _secret(Path(folder) / SECRET_FILE)
+        # Held for microseconds: a flush that another thread asks for must lose no row.
+        self._lock = threading.Lock()
         self._rows: list[Row] = []
-        self._bytes = 0
+        self._bytes = self._handed_over = 0
         self._ends_s = 0.0
 
     @property
@@ -192,26 +198,42 @@ class TrafficLog:
             blocks = (prompt_tokens + output_tokens) // prefix_block_tokens
             packed, width = b"".join(block_hashes[:blocks]), len(block_hashes[0])
         cancel_s = max(e2e_s, 1e-6) if outcome == "cancelled" else None
-        if not self._rows:
-            self._ends_s = arrival_s + e2e_s + self._longest_s
-        self._rows.append(
-            (
-                max(0.0, arrival_s), tenant or NO_TENANT, tier, prompt_tokens, output_tokens,
-                (packed, width), prefix_block_tokens if width else 0, cancel_s, stop_reason,
-                cached_tokens, frontend_s, ttft_s, e2e_s, outcome, preemptions,
-            )
+        row = (
+            max(0.0, arrival_s), tenant or NO_TENANT, tier, prompt_tokens, output_tokens,
+            (packed, width), prefix_block_tokens if width else 0, cancel_s, stop_reason,
+            cached_tokens, frontend_s, ttft_s, e2e_s, outcome, preemptions,
         )  # fmt: skip
-        self._bytes += len(packed)
-        if (
-            len(self._rows) >= self._most_rows
-            or self._bytes >= self._most_bytes
-            or arrival_s + e2e_s >= self._ends_s
-        ):
-            self.flush()
+        with self._lock:
+            if not self._rows:
+                self._ends_s = arrival_s + e2e_s + self._longest_s
+            self._rows.append(row)
+            self._bytes += len(packed)
+            if (
+                len(self._rows) >= self._most_rows
+                or self._bytes >= self._most_bytes
+                or arrival_s + e2e_s >= self._ends_s
+            ):
+                self._hand_over()
 
     def flush(self) -> None:
         """Hand what is there to the writer; does not wait for it."""
+        with self._lock:
+            self._hand_over()
+
+    def flush_counted(self) -> dict[str, int]:
+        """Flush, and count the rows handed over, written and dropped since the start."""
+        with self._lock:
+            self._hand_over()
+            handed_over = self._handed_over
+        return {
+            "handed_over_rows": handed_over,
+            "written_rows": self.written_rows,
+            "dropped_rows": self.dropped_rows,
+        }
+
+    def _hand_over(self) -> None:
         rows, self._rows, self._bytes = self._rows, [], 0
+        self._handed_over += len(rows)
         self._out.put(_Requests(rows, self._ids, self._metadata))
 
     def close(self, timeout_s: float = 10.0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
 import numpy as np
@@ -32,7 +32,7 @@ def load_plot(outcome: Outcome) -> str:
         layers=[svg.Line(values=load.by_tier[:, i], css=f"f{i}") for i in present],
         rules=[svg.Rule(value=1.0, label="capacity")],
     )
-    key = legend([(tiers[i], f"f{i}") for i in present])
+    key = svg.legend([(tiers[i], f"f{i}") for i in present])
     return f'{key}<div class="plots wide"><figure>{chart}</figure></div>'
 
 
@@ -96,7 +96,7 @@ def allocation_plots(outcome: Outcome) -> str:
                 rules=[svg.Rule(value=1.0)],
             )
             figures.append(_figure(run.label, chart, title))
-    return f'{note}{legend([*key, *pools])}<div class="plots">{"".join(figures)}</div>'
+    return f'{note}{svg.legend([*key, *pools])}<div class="plots">{"".join(figures)}</div>'
 
 
 def kv_plots(outcome: Outcome) -> str:
@@ -125,29 +125,13 @@ def kv_plots(outcome: Outcome) -> str:
             layers=layers,
         )
         figures.append(_figure(run.label, chart))
-    key = legend([(name, f"f{_first_tier(plan, i)}") for i, name in enumerate(names)])
+    key = svg.legend([(name, f"f{_first_tier(plan, i)}") for i, name in enumerate(names)])
     return f'{key}<div class="plots">{"".join(figures)}</div>'
 
 
 def shown_runs(outcome: Outcome) -> list[Run]:
     """The runs that are plotted: each contender's on the first seed."""
     return [run for run in outcome.runs if run.seed == outcome.study.seeds[0]]
-
-
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """A list of names with their line or fill."""
-    items = []
-    for name, css in entries:
-        mark = (
-            f'<rect class="area {css}" width="26" height="12"/>'
-            if css.startswith("f")
-            else f'<line class="line {css}" x1="0" x2="26" y1="6" y2="6"/>'
-        )
-        items.append(
-            f'<li><svg class="key" viewBox="0 0 26 12" aria-hidden="true">{mark}</svg> '
-            f"{escape(name)}</li>"
-        )
-    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def _by_tier(
@@ -175,7 +159,7 @@ def _by_tier(
             lines=[svg.Line(values=columns[:, i], css=f"s{i}") for i in reversed(present)],
         )
         figures.append(_figure(run.label, chart))
-    key = legend([(tiers[i], f"s{i}") for i in present])
+    key = svg.legend([(tiers[i], f"s{i}") for i in present])
     return f'{key}<div class="plots">{"".join(figures)}</div>'
 
 

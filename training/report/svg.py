@@ -120,18 +120,22 @@ def area_chart(
     axis: Axis,
     layers: Sequence[Line],
     rules: Sequence[Rule] = (),
+    marks_s: Sequence[float] = (),
 ) -> str:
-    """A chart of layers that add up, the first one at the bottom."""
-    x = _x(time_s, end_s)
-    floor = np.zeros(len(x))
+    """A chart of layers that add up, the first one at the bottom; `marks_s` are upright lines."""
+    across = _x(time_s, end_s)
+    floor = np.zeros(len(across))
     body = []
     for layer in layers:
         top = floor + np.nan_to_num(layer.values)
-        upper, lower = _points(x, axis.y(top)), _points(x[::-1], axis.y(floor[::-1]))
+        upper, lower = _points(across, axis.y(top)), _points(across[::-1], axis.y(floor[::-1]))
         if upper:
             body.append(f'<path class="area {layer.css}" d="M{" ".join(upper + lower)}Z"/>')
         floor = top
     body += [_rule(rule, axis) for rule in rules]
+    for x in _x(np.asarray(marks_s, np.float64), end_s):
+        ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"'
+        body.append(f'<line class="rule" {ends}/>')
     return _frame(title, description, axis, end_s, body)
 
 
@@ -154,6 +158,22 @@ def interval_bar(*, low: float, mean: float, high: float, reach: float, label: s
         f'<line class="ci {side}" x1="{x(low)}" x2="{x(high)}" y1="9" y2="9"/>'
         f'<circle class="dot {side}" cx="{x(mean)}" cy="9" r="4"/></svg>'
     )
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """A list of names with their line or fill."""
+    items = []
+    for name, css in entries:
+        mark = (
+            f'<rect class="area {css}" width="26" height="12"/>'
+            if css.startswith("f")
+            else f'<line class="line {css}" x1="0" x2="26" y1="6" y2="6"/>'
+        )
+        items.append(
+            f'<li><svg class="key" viewBox="0 0 26 12" aria-hidden="true">{mark}</svg> '
+            f"{escape(name)}</li>"
+        )
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def short(value: float) -> str:

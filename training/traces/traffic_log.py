@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow.compute as pc
@@ -61,10 +61,10 @@ def read_traffic_log(
     files = log_files(path) if path.is_dir() else [path]
     if not files:
         raise TraceError(str(path), bound=f"a folder with {_PATTERN}")
-    origins = [_origin_unix_s(file) for file in files]
+    origins = [origin_unix_s(file) for file in files]
     rows, unanswered = Rows(0, {}), 0
     for file, origin in zip(files, origins, strict=True):
-        for chunk in _chunks(file, origin - min(origins)):
+        for chunk in log_chunks(file, origin - min(origins)):
             unanswered += _unanswered(chunk)
             rows.add(chunk)
     trace = with_sorted_names(rows.finish(path.name, ()))
@@ -79,11 +79,14 @@ def read_traffic_log(
     return replace(trace, arrival_s=arrival_s, notes=tuple(notes))
 
 
-def _origin_unix_s(file: Path) -> float:
-    with reading(file):
-        metadata = pq.read_schema(file).metadata or {}
+def origin_unix_s(file: Path) -> float:
+    """When a file's clock began, seconds since 1970.
+
+    Raises:
+        TraceError: the file is none of a traffic log.
+    """
     try:
-        origin = float(json.loads(metadata[METADATA_KEY])["origin_unix_s"])
+        origin = float(_facts(file)["origin_unix_s"])
     except (KeyError, ValueError, TypeError, RecursionError):
         origin = math.nan
     if not math.isfinite(origin):
@@ -96,7 +99,26 @@ def _origin_unix_s(file: Path) -> float:
     return origin
 
 
-def _chunks(path: Path, later_s: float) -> Iterator[Chunk]:
+def dropped_rows(file: Path) -> int:
+    """Requests that the log had lost when a file was written, since its engine's start."""
+    try:
+        return int(_facts(file)["dropped_rows"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return 0
+
+
+def _facts(file: Path) -> Any:
+    with reading(file):
+        metadata = pq.read_schema(file).metadata or {}
+    return json.loads(metadata[METADATA_KEY])
+
+
+def log_chunks(path: Path, later_s: float) -> Iterator[Chunk]:
+    """The rows of one file, in pieces, with all arrivals so many seconds later.
+
+    Raises:
+        TraceError: the file is damaged, or its columns are not a log's.
+    """
     with reading(path), pq.ParquetFile(path, pre_buffer=False) as file:
         known = (*OPTIONAL, *RECORDED)
         check_columns(path.name, list(file.schema_arrow.names), WANTED, known, True)

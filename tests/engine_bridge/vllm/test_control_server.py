@@ -26,6 +26,7 @@ from trimtab.engine_bridge.vllm.control_errors import (
 from trimtab.engine_bridge.vllm.control_protocol import MOST_REQUEST_BYTES
 from trimtab.engine_bridge.vllm.control_server import MOST_CONNECTIONS, ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
+from trimtab.engine_bridge.vllm.traffic_log import TrafficLog
 
 PLAN = load_plan()
 TOKEN = "a token of enough characters"
@@ -284,6 +285,25 @@ def test_telemetry_comes_by_names_and_no_data_is_null(store: AllocationStore, pa
     assert found["tiers"]["T0"]["arrivals"] == 1
     assert found["tiers"]["T1"]["ttft_ms_p50"] is None
     assert found["applied_version"] == 0
+
+
+def test_flush_has_the_traffic_log_written_while_no_step_runs(
+    store: AllocationStore, path: Path, tmp_path: Path
+) -> None:
+    log = TrafficLog(tmp_path / "log", engine="x", plan_digest="y")
+    log.add(arrival_s=1.0, tenant="a", tier="T0", prompt_tokens=10, output_tokens=2)
+    with ControlServer(store, path=path, flush=log.flush_counted), ControlClient(path) as client:
+        assert client.flush()["handed_over_rows"] == 1
+        while client.flush()["written_rows"] < 1:
+            pass
+    assert len(list((tmp_path / "log").glob("traffic-*.parquet"))) == 1
+    log.close()
+
+
+def test_flush_of_an_engine_without_a_traffic_log_says_what_to_do(client: ControlClient) -> None:
+    with pytest.raises(ControlRefusedError, match="traffic_log_dir") as refused:
+        client.flush()
+    assert refused.value.code == "bad_request"
 
 
 def test_nobody_but_the_user_may_reach_the_socket(server: ControlServer, path: Path) -> None:

@@ -65,7 +65,7 @@ def scrape(registry: object) -> Scrape:
 def test_every_field_of_telemetry_and_every_knob_is_a_metric() -> None:
     assert {spec.field for spec in TIER_FIELDS} == {f.name for f in fields(TierTelemetry)}
     reported = {spec.field for spec in ENGINE_FIELDS} | {"tiers", "applied"}
-    assert reported == {f.name for f in fields(Telemetry)}
+    assert reported | {"read_back"} == {f.name for f in fields(Telemetry)}
     knobs = {name for name, *_ in ALLOCATION_FIELDS} | {"version"}
     assert knobs == {f.name for f in fields(Allocation)}
 
@@ -134,6 +134,18 @@ def test_the_age_can_be_told_even_when_the_engine_has_stopped(
     page = scrape(registry)
     assert page("telemetry_age_seconds") == 3.0
     assert page("telemetry_timestamp_seconds") == 997.0
+
+
+def test_the_plans_targets_show_and_a_best_effort_tiers_are_a_wish(
+    metrics: TierMetrics, registry: object
+) -> None:
+    page = scrape(registry)
+    assert page("target_attainment_ratio", tier="T0", kind="promise") == 0.995
+    assert page("target_attainment_ratio", tier="T3", kind="wish") == 0.9
+    assert page("target_seconds", tier="T0", latency="ttft") == 0.8
+    assert page("target_seconds", tier="T2", latency="e2e") == 240.0
+    asked = {key for key in page.values if key[0] == "trimtab_target_seconds"}
+    assert len(asked) == 7
 
 
 def test_the_lease_shows(metrics: TierMetrics, registry: object) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import pytest
 
 from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.trace import Trace
 from trimtab.engine_bridge.vllm.rotating_parquet import LogFolderError
+from trimtab.engine_bridge.vllm.settings import PluginSettings
 from trimtab.engine_bridge.vllm.traffic_log import METADATA_KEY, SECRET_FILE, TrafficLog
+from trimtab.engine_bridge.vllm.watch import Watch
 from trimtab.training.traces import canonical, detect_format, read_trace, traffic_log
 
 
@@ -217,6 +221,48 @@ def test_the_writer_rests_between_ids_but_not_at_the_end(tmp_path: Path) -> None
     add(log, 1.0, prompt_tokens=9600, output_tokens=20)
     log.close()
     assert len(rests) == 3
+
+
+def test_a_flush_from_another_thread_loses_and_doubles_no_row(tmp_path: Path) -> None:
+    log, done = new(tmp_path, rows_per_file=10**6), threading.Event()
+    counts: list[dict[str, int]] = []
+
+    def flush() -> None:
+        while not done.is_set():
+            counts.append(log.flush_counted())
+            # The writer takes a few buffers at a time and drops what comes faster.
+            while log.written_rows < counts[-1]["handed_over_rows"]:
+                pass
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    for n in range(20_000):
+        add(log, n / 128)
+    done.set()
+    flusher.join()
+    log.close()
+    assert len(counts) > 2
+    assert log.dropped_rows == 0
+    assert read(tmp_path).arrival_s.tolist() == [n / 128 for n in range(20_000)]
+
+
+def test_a_flush_counts_what_waits_what_is_written_and_what_is_lost(tmp_path: Path) -> None:
+    def full(table: object, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = new(tmp_path, write=full)
+    add(log, 0.0)
+    assert log.flush_counted()["handed_over_rows"] == 1
+    log.close()
+    assert log.flush_counted() == {"handed_over_rows": 1, "written_rows": 0, "dropped_rows": 1}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_engine_offers_a_flush_where_it_keeps_a_log(tmp_path: Path, kept: bool) -> None:
+    settings = PluginSettings(traffic_log_dir=str(tmp_path) if kept else None)
+    watch = Watch(load_plan(), settings, rank=0, block_size=16, now_s=0.0)
+    assert (watch.flush_traffic is not None) == kept
+    watch.close()
 
 
 def test_a_foreign_file_in_the_folder_is_named(tmp_path: Path) -> None:

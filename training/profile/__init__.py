@@ -1,0 +1,1 @@
+"""Who sent what when a tier became slow: a short look at a stretch of an engine's traffic log."""
