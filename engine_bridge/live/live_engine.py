@@ -209,8 +209,12 @@ class LiveEngine:
             ControlRefusedError: the lease is somebody else's.
         """
         answer = self._control.release(self._holder)
+        try:
+            version = int(answer["version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unlike(error) from error
         self._lease_ends_s = -math.inf
-        self._allocation = replace(self._static, version=int(answer.get("version", 0)))
+        self._allocation = replace(self._static, version=version)
 
     def close(self) -> None:
         """End the reading thread and the connection; the lease is left to run out."""

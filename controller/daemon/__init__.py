@@ -1,0 +1,1 @@
+"""The controller daemon: one process that steers several engines, one loop each."""

@@ -1,0 +1,293 @@
+"""What the daemon is told: which engines, by which policy, how far it may go. One YAML file.
+
+It checks form and contradictions; whether an engine is there shows when it runs. docs/run.md is for
+its users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, cast
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from trimtab.agents.guard_settings import DEFAULT_REACH, GuardSettings
+from trimtab.agents.registry import BUNDLE_PREFIX
+from trimtab.agents.verdict import GuardMode
+from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
+from trimtab.engine_bridge.plan.faults import plan_error
+from trimtab.engine_bridge.plan.section import Name, PositiveCount, Section, fault
+from trimtab.engine_bridge.plan.yaml_source import Source, read_source
+
+POLICIES: Final = ("static", "reactive", "learned")
+"""Policies by name; `bundle:FOLDER` is one too."""
+MODEL_PREFIX: Final = "models:"
+_Folder = Annotated[Path, Field(strict=False)]
+_Seconds = Annotated[float, Field(gt=0, le=86_400)]
+_StartMode = Literal["static", "shadow", "canary", "active"]
+
+
+class SettingsError(InputError):
+    """The daemon's settings are wrong."""
+
+
+class PrometheusSettings(Section):
+    """A Prometheus that scrapes engines."""
+
+    url: str
+    """Its address, for instance `http://127.0.0.1:9090`."""
+    match: dict[str, str] = Field(default_factory=dict)
+    """Labels that pick the engine's series out, for instance `{job: vllm, instance: "a:8000"}`."""
+    token_file: _Folder | None = None
+    """File with a bearer token; none: no token."""
+    timeout_s: _Seconds = 1.0
+    """Longest wait for its answer, seconds."""
+    lookback_s: _Seconds = 30.0
+    """How old a sample may be to count as there, seconds. Its age goes into the telemetry's."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        return _url("url", value)
+
+
+class ProfileSettings(Section):
+    """When a sample of the traffic is taken and looked at."""
+
+    enabled: bool = True
+    """Whether one is ever taken. Needs the engine's `traffic_log`."""
+    baseline_factor: Annotated[float, Field(gt=1)] = 3.0
+    """P99 of the time to first token above so many times its usual value begins one."""
+    for_s: _Seconds = 30.0
+    """It must stay above for so long, seconds."""
+    sample_s: _Seconds = 60.0
+    """How long the traffic is sampled, seconds."""
+    at_most_every_s: _Seconds = 3600.0
+    """Least time between two samples, seconds."""
+
+
+class AuditSettings(Section):
+    """The record of every decision, one folder an engine under `state_dir`."""
+
+    enabled: bool = True
+    """Whether decisions are recorded."""
+    most_mib: PositiveCount = 64
+    """Size at which a file is closed and the next one begun, MiB."""
+    most_files: PositiveCount = 16
+    """Files kept for each engine; the oldest goes."""
+
+
+class EngineSettings(Section):
+    """One engine."""
+
+    control: str
+    """Its control socket: a path, or `tcp://host:port` with TRIMTAB_CONTROL_TOKEN set."""
+    plan: str = "default"
+    """Plan file, or a shipped plan's name. It must be the plan that the engine runs."""
+    metrics: str | None = None
+    """URL of its /metrics, to read it directly."""
+    prometheus: PrometheusSettings | None = None
+    """The Prometheus that scrapes it, instead of `metrics`; none: the one for all."""
+    rank: Annotated[int, Field(ge=0, le=4095)] = 0
+    """Its data-parallel rank: the label `engine` of its metrics."""
+    traffic_log: _Folder | None = None
+    """Folder of its log of requests, where the daemon can read it; none: no profiles."""
+    policy: str | None = None
+    """As `policy` for all."""
+    mode: _StartMode | None = None
+    """As `mode` for all."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        return None if value is None else _url("metrics", value)
+
+    @field_validator("policy")
+    @classmethod
+    def _is_policy(cls, value: str | None) -> str | None:
+        return None if value is None else _policy(value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.metrics is not None and self.prometheus is not None:
+            raise fault(
+                "metrics",
+                value=self.metrics,
+                bound="left out where prometheus is given",
+                remedy="keep one of the two",
+            )
+        return self
+
+
+class DaemonSettings(Section):
+    """The whole file. Paths are relative to the folder that the daemon is started in."""
+
+    listen: str | None = "127.0.0.1:9464"
+    """`host:port` of dashboard, metrics and health; null: none. Port 0: any."""
+    hosts: list[str] = Field(default_factory=list)
+    """Names under which browsers reach it, beside localhost and addresses."""
+    state_dir: _Folder = Path("state")
+    """Folder for audit, profiles and the operator's token; made if it is missing."""
+    prometheus: PrometheusSettings | None = None
+    """Where the figures of engines come from that name neither `metrics` nor a Prometheus."""
+    policy: str = "learned"
+    """`static`, `reactive`, `learned`, or `bundle:FOLDER` for a folder that is watched."""
+    mode: _StartMode = "shadow"
+    """What the policy may do at the start: static, shadow, canary or active."""
+    guard: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the guard by name (docs/guard.md), for instance `{probation_s: 120}`."""
+    profile: ProfileSettings = ProfileSettings()
+    """When a sample of the traffic is taken."""
+    audit: AuditSettings = AuditSettings()
+    """The record of decisions."""
+    engines: Annotated[dict[Name, EngineSettings], Field(min_length=1)]
+    """The engines by name; the name is a label of metrics and a folder."""
+
+    @field_validator("policy")
+    @classmethod
+    def _is_policy(cls, value: str) -> str:
+        return _policy(value)
+
+    @field_validator("guard")
+    @classmethod
+    def _are_guard_settings(cls, value: dict[str, Any]) -> dict[str, Any]:
+        known = {field.name: field for field in dataclasses.fields(GuardSettings)}
+        for key, given in value.items():
+            if key not in known:
+                raise fault(
+                    key, value=given, bound="a setting of the guard", remedy=_known(key, known)
+                )
+            if key == "reach":
+                _check_reach(given)
+            else:
+                _check_number(key, given, whole=known[key].type == "int")
+        return value
+
+    @model_validator(mode="after")
+    def _engines_differ(self) -> Self:
+        sockets: dict[str, str] = {}
+        for name, engine in self.engines.items():
+            if engine.metrics is None and engine.prometheus is None and self.prometheus is None:
+                raise fault(
+                    f"engines.{name}.metrics",
+                    value=None,
+                    bound="the URL of the engine's /metrics",
+                    remedy="or name a prometheus, for it or for all",
+                )
+            if engine.control in sockets:
+                raise fault(
+                    f"engines.{name}.control",
+                    value=engine.control,
+                    bound=f"another one than that of engine {sockets[engine.control]}",
+                )
+            sockets[engine.control] = name
+        return self
+
+    @property
+    def guard_settings(self) -> GuardSettings:
+        """The guard's settings, with the defaults for what is not given."""
+        return GuardSettings(**self.guard)
+
+    def policy_of(self, engine: str) -> str:
+        """The policy of an engine by name."""
+        return self.engines[engine].policy or self.policy
+
+    def mode_of(self, engine: str) -> GuardMode:
+        """The mode that an engine's guard begins in."""
+        return GuardMode(self.engines[engine].mode or self.mode)
+
+    def prometheus_of(self, engine: str) -> PrometheusSettings | None:
+        """The Prometheus that an engine's figures come from; None: it is read directly."""
+        own = self.engines[engine]
+        return None if own.metrics is not None else own.prometheus or self.prometheus
+
+
+def load_settings(path: Path) -> DaemonSettings:
+    """Read the daemon's settings.
+
+    Raises:
+        SettingsError: the file is not there or not in order; one line that says what to change.
+    """
+    try:
+        source = read_source(path)
+    except PlanError as error:
+        remedy = "docs/run.md shows one" if "plan" in error.remedy else error.remedy
+        raise _as_settings(error, remedy) from None
+    return _validate(source.data, source)
+
+
+def settings_from(values: Mapping[str, object], *, where: str) -> DaemonSettings:
+    """Make settings of values, for instance of a command line's flags.
+
+    Raises:
+        SettingsError: they are not in order.
+    """
+    return _validate(values, Source(where, "{}"))
+
+
+def _validate(data: Mapping[str, object], source: Source) -> DaemonSettings:
+    try:
+        return DaemonSettings.model_validate(data)
+    except ValidationError as error:
+        found = plan_error(error, source, DaemonSettings)
+        raise _as_settings(found, found.remedy) from None
+
+
+def _as_settings(error: PlanError, remedy: str) -> SettingsError:
+    # A fault of a single value has no key below it.
+    key = error.key.removesuffix(".")
+    return SettingsError(error.where, key=key, value=error.value, bound=error.bound, remedy=remedy)
+
+
+def _policy(name: str) -> str:
+    if name in POLICIES or (name.startswith(BUNDLE_PREFIX) and name != BUNDLE_PREFIX):
+        return name
+    remedy = did_you_mean(name.partition(":")[0], (*POLICIES, BUNDLE_PREFIX.removesuffix(":")))
+    if name.startswith(MODEL_PREFIX):
+        remedy = (
+            f"trimtab pull {name} --into DIR --every 60 beside it, and policy {BUNDLE_PREFIX}DIR"
+        )
+    raise fault(
+        "", value=name, bound=f"one of {', '.join(POLICIES)}, or {BUNDLE_PREFIX}FOLDER",
+        remedy=remedy,
+    )  # fmt: skip
+
+
+def _url(key: str, value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right:
+        raise fault("", value=value, bound="a URL such as http://127.0.0.1:8000/metrics")
+    return value
+
+
+def _check_reach(given: object) -> None:
+    if not isinstance(given, dict):
+        raise fault("reach", value=given, bound="a mapping of knobs to numbers")
+    for knob, reach in given.items():
+        if knob not in DEFAULT_REACH:
+            raise fault(
+                f"reach.{knob}",
+                value=reach,
+                bound="a knob with a reach",
+                remedy=_known(knob, DEFAULT_REACH),
+            )
+        _check_number(f"reach.{knob}", reach, whole=False)
+
+
+def _check_number(key: str, given: object, *, whole: bool) -> None:
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    right = number and (isinstance(given, int) or not whole)
+    if not right or not 0 <= float(cast(float, given)) < math.inf:
+        raise fault(key, value=given, bound=f"a {'whole ' if whole else ''}number, at least 0")
+
+
+def _known(name: str, known: Mapping[str, object]) -> str:
+    return did_you_mean(name, known) or f"known are {', '.join(known)}"
