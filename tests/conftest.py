@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests.vllm_server import server  # noqa: F401  (a fixture: one server for all folders)
 from trimtab.engine_bridge.plan import Plan, load_plan
+
+# What `make test` has put beside the interpreter (Prometheus, Redis) is found in any case.
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")

@@ -227,3 +227,73 @@ def test_a_wrong_wish_is_one_line_that_says_what_to_change(
 def test_a_short_salt_secret_is_refused() -> None:
     with pytest.raises(InputError, match="TRIMTAB_SALT_SECRET"):
         plan("m", environment={"TRIMTAB_SALT_SECRET": "short"})
+
+
+ADMISSION = "tiers: {T3: {requests_per_minute: 60}}\n"
+
+
+def admission_file(folder: Path, text: str = ADMISSION) -> Path:
+    path = folder / "admission.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_admission_reaches_the_middleware_with_engine_and_socket(tmp_path: Path) -> None:
+    file = admission_file(tmp_path)
+    made = plan(emulate=ENGINE, admission=file, control_socket=tmp_path / "c.sock")
+    told = identity(made)
+    assert (told.admission, told.engine) == (str(file), ENGINE)
+    assert told.control == str(tmp_path / "c.sock")
+    over_tcp = plan(
+        "m",
+        admission=file,
+        control_tcp="127.0.0.1:9000",
+        environment={"TRIMTAB_CONTROL_TOKEN": "0123456789abcdef"},
+    )
+    assert identity(over_tcp).control == "tcp://127.0.0.1:9000"
+
+
+def test_vllm_tells_admission_of_cached_tokens_and_operators_keep_their_flags(
+    tmp_path: Path,
+) -> None:
+    file, wanted = admission_file(tmp_path), "--enable-prompt-tokens-details"
+    assert plan("m", admission=file).command.count(wanted) == 1
+    assert plan("m", wanted, admission=file).command.count(wanted) == 1
+    assert wanted not in plan("m", "--no-enable-prompt-tokens-details", admission=file).command
+    assert wanted not in plan("m").command
+    assert identity(plan("m", "--enable-force-include-usage", admission=file)).usage_always
+
+
+def test_without_admission_nothing_of_it_is_said() -> None:
+    made = plan(emulate=ENGINE, control_socket=Path("c.sock"))
+    assert identity(made) == IdentitySettings()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tiers: {T9: {}}", "T9"),
+        ("tiers: {T3: {request_per_minute: 6}}", "requests_per_minute"),
+        ("storage: etcd://x", "memory://"),
+        ("saturation: {queue_length: 5}", "--control-socket"),
+    ],
+)
+def test_faults_of_the_admission_file_show_at_the_start(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        plan("m", admission=admission_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "words", [("--api-server-count", "2"), ("--api_server_count=2",), ("-dp", "2")]
+)
+def test_several_api_servers_need_a_storage_that_they_share(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError, match="redis://"):
+        plan("m", *words, admission=admission_file(tmp_path))
+    pytest.importorskip("limits")
+    pytest.importorskip("redis")
+    shared = admission_file(tmp_path, "storage: redis://127.0.0.1:1/0")
+    assert identity(plan("m", *words, admission=shared)).admission is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 
-from tests.end_to_end.conftest import Server
+from tests.vllm_server import Server
 
 GARBAGE = (
     b"GET / HTTP/1.1\r\n\r\n",

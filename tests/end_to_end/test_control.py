@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("httpx", reason="it comes with vLLM")
 
-from tests.end_to_end.conftest import Server, poll
 from tests.end_to_end.load import InBackground, Wish, garbage
+from tests.vllm_server import Server
+from tests.waiting import poll
 from trimtab.engine_bridge.vllm.control_client import ControlClient
 from trimtab.engine_bridge.vllm.control_errors import ControlRefusedError
 

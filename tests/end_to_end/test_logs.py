@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("httpx", reason="it comes with vLLM")
 import pyarrow.parquet as pq
 
-from tests.end_to_end.conftest import KEYS, Server, poll, running
 from tests.end_to_end.load import InBackground, Wish
+from tests.vllm_server import KEYS, Server, running
+from tests.waiting import poll
 from trimtab.engine_bridge.vllm.control_client import ControlClient
 
 pytestmark = pytest.mark.slow

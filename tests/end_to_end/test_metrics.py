@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("httpx", reason="it comes with vLLM")
 import httpx
 
-from tests.end_to_end.conftest import Server, poll
 from tests.end_to_end.load import InBackground, Wish
+from tests.vllm_server import Server
+from tests.waiting import poll
 
 pytestmark = pytest.mark.slow
 SAMPLE = re.compile(r"(trimtab_\w+)\{([^}]*)\} (\S+)")

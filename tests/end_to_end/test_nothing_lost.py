@@ -15,9 +15,10 @@ import pytest
 
 pytest.importorskip("httpx", reason="it comes with vLLM")
 
-from tests.end_to_end.conftest import Server, poll, running
 from tests.end_to_end.load import SHED, InBackground, Wish, garbage
 from tests.end_to_end.test_metrics import samples, total
+from tests.vllm_server import Server, running
+from tests.waiting import poll
 from trimtab.engine_bridge.vllm.control_client import ControlClient
 
 pytestmark = pytest.mark.slow

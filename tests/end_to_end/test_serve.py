@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Server, poll
+from tests.vllm_server import Server
+from tests.waiting import poll
 
 httpx = pytest.importorskip("httpx", reason="it comes with vLLM")
 

@@ -1,4 +1,7 @@
-"""One emulated server for the whole session: a start costs a minute of CPU."""
+"""One emulated vLLM server for all tests that need one: a start costs a minute of CPU.
+
+It is a real `trimtab serve --emulate`; tests that must do it harm start their own with `running`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,23 @@ import hashlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from trimtab.engine_bridge import plan
+from tests.waiting import free_port, poll
+from trimtab.engine_bridge import plan as plan_package
 
 ENGINE = "h100:llama-3.1-70b-tp8"
 START_S = 900.0
 STOP_S = 60.0
 TIME_SCALE = "0.1"  # a step of a millisecond: fast, and still a stream of single tokens
+INTERVAL_S = 0.5  # of control and telemetry: what takes intervals is soon over
 KEYS = {
     "acme": ("sk-acme", "T0"),
     "bolt": ("sk-bolt", "T0"),
@@ -38,28 +41,12 @@ class Server:
     model: str
     log: Path
     folder: Path
-    """Where `control.sock` and the logs' folders `steps` and `traffic` are."""
+    """Where `plan.yaml`, `control.sock` and the logs' folders `steps` and `traffic` are."""
     process: subprocess.Popen[bytes]
 
     def bearer(self, tenant: str) -> dict[str, str]:
         """The header that proves a tenant."""
         return {"Authorization": f"Bearer {KEYS[tenant][0]}"}
-
-
-def poll(
-    found: Callable[[], bool], *, what: str, deadline_s: float = 60.0, every_s: float = 0.05
-) -> None:
-    """Wait until something is so; a wait that ends without it is a failure."""
-    end_s = time.monotonic() + deadline_s
-    while not found():
-        assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
-        time.sleep(every_s)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 # Whatever level other tests have set for their own vLLM.
@@ -75,20 +62,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def running(
-    folder: Path, *flags: str, time_scale: str = TIME_SCALE, env: Mapping[str, str] | None = None
+    folder: Path,
+    *flags: str,
+    time_scale: str = TIME_SCALE,
+    env: Mapping[str, str] | None = None,
+    port: int | None = None,
+    trust_labels: bool = False,
 ) -> Iterator[Server]:
     """A server with its files in a folder, which may be that of an earlier one."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
     import httpx
 
-    port, log = free_port(), folder / "server.log"
+    port, log = port or free_port(), folder / "server.log"
     metrics = folder / "metrics"
     metrics.mkdir(exist_ok=True)
     command = [
         *(sys.executable, "-m", "trimtab.controller.cli.app", "serve", "--emulate", ENGINE),
-        *("--time-scale", time_scale, "--keys", str(_keys_file(folder))),
-        *("--plan", str(_patient_plan(folder))),
+        *("--time-scale", time_scale),
+        *(("--trust-labels",) if trust_labels else ("--keys", str(_keys_file(folder)))),
+        *("--plan", str(write_plan(folder, interval_s=INTERVAL_S))),
         *("--control-socket", str(folder / "control.sock")),
         *("--step-log", str(folder / "steps"), "--traffic-log", str(folder / "traffic")),
         *("--host", "127.0.0.1", "--port", str(port), "--enable-log-requests", *flags),
@@ -159,12 +152,23 @@ def _keys_file(folder: Path) -> Path:
     return path
 
 
-def _patient_plan(folder: Path) -> Path:
-    """The shipped plan that gives nobody up: a busy machine is slower than any target."""
-    text = (Path(plan.__file__).parent / "default.yaml").read_text()
-    assert "late_shedding: true" in text
+def write_plan(folder: Path, *, interval_s: float = 2.0, patient: bool = True) -> Path:
+    """The shipped plan with another control interval, as a file.
+
+    Args:
+        folder: Where `plan.yaml` is written.
+        interval_s: Control interval, seconds.
+        patient: Give nobody up: a busy machine is slower than any target.
+    """
+    text = (Path(plan_package.__file__).parent / "default.yaml").read_text()
+    changes = [("interval_s: 2", f"interval_s: {interval_s:g}")]
+    if patient:
+        changes.append(("late_shedding: true", "late_shedding: false"))
+    for before, after in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
     path = folder / "plan.yaml"
-    path.write_text(text.replace("late_shedding: true", "late_shedding: false"))
+    path.write_text(text)
     return path
 
 

@@ -1,0 +1,1 @@
+"""Faults of everything around a controller, on a real deployment."""
