@@ -39,7 +39,7 @@ class GuardSettings:
     holds; large: the policy acts on the past."""
     static_after_intervals: float = 5.0
     """Telemetry older than this falls back, control intervals. At `hold_after_intervals` it never
-    only holds; beyond the lease the engine falls back first."""
+    only holds; large: an old allocation is kept for as long, as asking for it renews the lease."""
     probation_s: float = 60.0
     """Time under the static plan before a policy acts, in which the reference is measured, seconds.
     0: no reference but the promises; hours: the reference is good and the policy never acts."""

@@ -239,7 +239,9 @@ class AuditLog:
                 self._failed(error)
                 return False
             self._waiting.popleft()
-            self._turning = self._turning and not line.new_file
+            if line.new_file:
+                # Only then is it written here: what the loop's thread says meanwhile stays.
+                self._turning = False
             if self.failure:
                 _LOG.warning("audit log %s: written again", self._file.place)
                 self.failure = ""

@@ -29,7 +29,7 @@ from trimtab.controller.daemon.pace import Pace, awake_clock_s
 from trimtab.controller.daemon.settings import DaemonSettings
 from trimtab.controller.daemon.state import Contact, LoopState
 from trimtab.controller.web.app import make_app
-from trimtab.controller.web.serve import WebServer
+from trimtab.controller.web.serve import WebServer, parse_listen
 from trimtab.controller.web.token import own_token
 from trimtab.engine_bridge.errors import TrimtabError
 from trimtab.engine_bridge.plan import Plan, load_plan
@@ -77,6 +77,8 @@ class Daemon:
         for name, plan in self._plans.items():
             # It opens nothing, but a wrong address shows.
             parts.live_engine(name, settings, plan, parts.holder_name()).close()
+        if settings.listen is not None:
+            parse_listen(settings.listen)
         self._audits: dict[str, Audit] = {}
         self._loops: dict[str, EngineLoop] = {}
         self._server: WebServer | None = None
@@ -219,14 +221,21 @@ class Daemon:
         self._orders.put(signal.SIGTERM)
 
     def _replace(self, name: str) -> None:
-        """A new loop in the place of one that only fails; what the operator ordered stays."""
+        """A new loop in the place of one that only fails; what the operator ordered stays.
+
+        One that was latched goes on in mode static: only the operator lets the policy act again.
+        """
         old = self._loops[name]
         mode = old.state.mode
         held = mode is GuardMode.HOLD
-        loop = self._make_loop(name, GuardMode.STATIC if held else mode, faults=old.state.faults)
+        if held or old.state.latched:
+            mode = GuardMode.STATIC
+        loop = self._make_loop(name, mode, faults=old.state.faults)
         if held:
             loop.command(Command(kind=CommandKind.HOLD, by="the daemon, as before a fault"))
         self._loops[name] = loop
+        for command in old.untold():
+            loop.command(command)
         _LOG.error("%s: its loop was made anew after %d faults", name, FAULTS_TO_REPLACE)
         with contextlib.suppress(Exception):
             old.close()

@@ -6,12 +6,13 @@ does ends as a state, a log line and at worst the static plan. When it ticks is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -19,6 +20,7 @@ from trimtab.agents.audit_entry import (
     command_entry,
     decision_entry,
     interrupted_entry,
+    lost_entry,
     start_entry,
     swap_entry,
 )
@@ -126,6 +128,12 @@ class EngineLoop:
         """Give an order, which the next tick carries out; from any thread."""
         self._commands.put(command)
 
+    def untold(self) -> Iterator[Command]:
+        """Take the orders back that no tick has carried out; for who puts another loop here."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._commands.get_nowait()
+
     def tick(self, *, late_ticks: int = 0) -> LoopState:
         """Look, decide and ask once.
 
@@ -145,9 +153,15 @@ class EngineLoop:
             self.faults_in_a_row += 1
             if self.faults_in_a_row == 1:
                 _LOG.exception("%s: a tick failed by a fault of Trimtab", self.name)
+            words = f"a fault of Trimtab: {type(fault).__name__}: {fault}"[:_MOST_WORDS]
+            # The guard may have been called without an entry: a replay must not go on from there.
+            self._audit.append(lost_entry(unix_s=self._unix_s(), entries=1, reason=words))
             self._state = replace(
                 self._state,
-                detail=f"a fault of Trimtab: {type(fault).__name__}: {fault}"[:_MOST_WORDS],
+                detail=words,
+                # What was ordered in this tick holds all the same.
+                mode=self._guard.mode,
+                latched=self._guard.latched,
                 faults=self._faults,
                 late_ticks=late_ticks,
                 lease_left_s=self.engine.lease_left_s,
@@ -262,11 +276,7 @@ class EngineLoop:
             tick.contact = Contact.NO_CONTROL
 
     def _carry_out_commands(self) -> None:
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
+        for command in self.untold():
             text = str(command.kind) if command.mode is None else f"{command.kind}:{command.mode}"
             match command.kind:
                 case CommandKind.HOLD:

@@ -57,6 +57,11 @@ class PolicyWithDeadline(Policy):
         self._thread: threading.Thread | None = None
         self._late: _Question | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether the policy is late and still at work: nobody knows what it remembers."""
+        return self._late is not None and not self._late.answered.is_set()
+
     def _reset(self, plan: Plan, seed: int) -> None:
         self.policy.reset(plan, seed)
 
@@ -71,7 +76,7 @@ class PolicyWithDeadline(Policy):
         return answer
 
     def _in_time(self, telemetry: Telemetry) -> Allocation:
-        if self._late is not None and not self._late.answered.is_set():
+        if self.busy:
             raise PolicyLateError(f"{NOT_ASKED}policy {self.name} is busy with an earlier interval")
         self._late = None
         question = _Question(telemetry)

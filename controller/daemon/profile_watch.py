@@ -232,8 +232,9 @@ class _Job:
         try:
             try:
                 self._flush()
-            except TrimtabError as error:
-                # What is in files already may be enough; the profile says how far it reaches.
+            except (TrimtabError, KeyError, TypeError) as error:
+                # No answer, or one of another program. What is in files already may be enough; the
+                # profile says how far it reaches.
                 _LOG.warning("the traffic log could not be flushed: %s", error)
             self._make()
             self._tidy()
@@ -249,7 +250,9 @@ class _Job:
         with self._lock:
             self._given_up = True
             if self._process is not None and self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+                # It may end, and be waited for by its thread, in between.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _make(self) -> None:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

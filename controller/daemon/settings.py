@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from trimtab.agents.guard_settings import DEFAULT_REACH, GuardSettings
 from trimtab.agents.registry import BUNDLE_PREFIX
@@ -26,13 +28,28 @@ from trimtab.engine_bridge.plan.yaml_source import Source, read_source
 POLICIES: Final = ("static", "reactive", "learned")
 """Policies by name; `bundle:FOLDER` is one too."""
 MODEL_PREFIX: Final = "models:"
-_Folder = Annotated[Path, Field(strict=False)]
+_MOST_OF_GUARD: Final = {"canary_fraction": 1.0}
+"""Where a setting of the guard ends; more would make canary mode another name of active."""
+_MOST_WHOLE: Final = 1_000_000
+_Given = TypeVar("_Given", str, Path)
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 _StartMode = Literal["static", "shadow", "canary", "active"]
 
 
 class SettingsError(InputError):
     """The daemon's settings are wrong."""
+
+
+def _path(value: _Given) -> _Given:
+    """What may name a file: no name is empty or holds a NUL."""
+    text = str(value)
+    if not text or "\0" in text:
+        raise fault("", value=text, bound="a path")
+    return value
+
+
+_Folder = Annotated[Path, Field(strict=False), AfterValidator(_path)]
+_Place = Annotated[str, AfterValidator(_path)]
 
 
 class PrometheusSettings(Section):
@@ -84,9 +101,9 @@ class AuditSettings(Section):
 class EngineSettings(Section):
     """One engine."""
 
-    control: str
+    control: _Place
     """Its control socket: a path, or `tcp://host:port` with TRIMTAB_CONTROL_TOKEN set."""
-    plan: str = "default"
+    plan: _Place = "default"
     """Plan file, or a shipped plan's name. It must be the plan that the engine runs."""
     metrics: str | None = None
     """URL of its /metrics, to read it directly."""
@@ -178,13 +195,14 @@ class DaemonSettings(Section):
                     bound="the URL of the engine's /metrics",
                     remedy="or name a prometheus, for it or for all",
                 )
-            if engine.control in sockets:
+            place = os.path.normpath(engine.control.removeprefix("unix:"))
+            if place in sockets:
                 raise fault(
                     f"engines.{name}.control",
                     value=engine.control,
-                    bound=f"another one than that of engine {sockets[engine.control]}",
+                    bound=f"another one than that of engine {sockets[place]}",
                 )
-            sockets[engine.control] = name
+            sockets[place] = name
         return self
 
     @property
@@ -245,7 +263,7 @@ def _as_settings(error: PlanError, remedy: str) -> SettingsError:
 
 def _policy(name: str) -> str:
     if name in POLICIES or (name.startswith(BUNDLE_PREFIX) and name != BUNDLE_PREFIX):
-        return name
+        return _path(name)
     remedy = did_you_mean(name.partition(":")[0], (*POLICIES, BUNDLE_PREFIX.removesuffix(":")))
     if name.startswith(MODEL_PREFIX):
         remedy = (
@@ -285,8 +303,11 @@ def _check_reach(given: object) -> None:
 def _check_number(key: str, given: object, *, whole: bool) -> None:
     number = isinstance(given, int | float) and not isinstance(given, bool)
     right = number and (isinstance(given, int) or not whole)
-    if not right or not 0 <= float(cast(float, given)) < math.inf:
+    if not right or not 0 <= cast(float, given) < math.inf:
         raise fault(key, value=given, bound=f"a {'whole ' if whole else ''}number, at least 0")
+    most = _MOST_WHOLE if whole else _MOST_OF_GUARD.get(key, sys.float_info.max)
+    if cast(float, given) > most:
+        raise fault(key, value=given, bound=f"at most {most:g}")
 
 
 def _known(name: str, known: Mapping[str, object]) -> str:

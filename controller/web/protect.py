@@ -12,7 +12,7 @@ import ipaddress
 import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -88,13 +88,13 @@ def check_host(headers: Mapping[str, str], hosts: Collection[str]) -> None:
         HTTPException: 403 for another host, and for a page of another origin.
     """
     host = headers.get("host", "")
-    name = urlsplit(f"//{host}").hostname or ""
+    name = _split(f"//{host}").hostname or ""
     if not _is_address(name) and name not in hosts:
         raise HTTPException(
             403, "not one of the daemon's host names; use its address, or list the name in `hosts`"
         )
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and _split(origin).netloc.lower() != host.lower():
         raise HTTPException(403, "an order cannot come from a page of another origin")
 
 
@@ -125,6 +125,14 @@ async def _body(request: Request) -> bytes:
         if len(body) > MOST_BODY_BYTES:
             raise HTTPException(413, f"the body must be at most {MOST_BODY_BYTES} bytes")
     return bytes(body)
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; none of one that has no form."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
 
 
 def _is_address(name: str) -> bool:

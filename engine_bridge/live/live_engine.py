@@ -165,7 +165,7 @@ class LiveEngine:
         try:
             held = allocation_from(answer["allocation"], self._static, self.plan)
             self._allocation = replace(held, version=int(answer["version"]))
-        except (KeyError, TypeError, ValueError, ProposalError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, ProposalError) as error:
             raise _unlike(error) from error
         # From before it was asked: our idea of the lease must never outlast the engine's.
         self._lease_ends_s = asked_s + lease_s
@@ -211,7 +211,7 @@ class LiveEngine:
         answer = self._control.release(self._holder)
         try:
             version = int(answer["version"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _unlike(error) from error
         self._lease_ends_s = -math.inf
         self._allocation = replace(self._static, version=version)
@@ -283,7 +283,7 @@ def _view(answer: Mapping[str, Any], static: Allocation, plan: Plan) -> ControlV
             plan=str(answer["plan"]),
             plan_digest=digest,
         )
-    except (KeyError, TypeError, ValueError, ProposalError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ProposalError) as error:
         raise _unlike(error) from error
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.live_parts import StandIn, daemon, poll, traffic, write_plan
-from trimtab.agents.verdict import GuardMode
+from trimtab.agents.verdict import GuardMode, Verdict
 from trimtab.controller.daemon.command import Command, CommandKind
 from trimtab.controller.daemon.daemon import FAULTS_TO_REPLACE, Daemon
 from trimtab.controller.daemon.settings import settings_from
@@ -179,6 +179,43 @@ def test_a_loop_that_only_fails_is_made_anew_and_what_was_ordered_stays(
     assert held_by(engine) is not None
 
 
+def test_what_is_ordered_while_a_loop_only_fails_outlives_it(made: Callable[..., Daemon]) -> None:
+    daemon = made(mode="active")
+    wait_for(lambda: daemon.states()["a"].contact is Contact.CONTROLLING, "control")
+    broken = daemon.loops["a"]
+    broken._guard.decide = lambda telemetry: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    broken.command(Command(kind=CommandKind.MODE, mode=GuardMode.STATIC, by="test"))
+    wait_for(lambda: daemon.loops["a"] is not broken, "a new loop")
+    assert daemon.states()["a"].mode is GuardMode.STATIC
+
+
+def test_a_latch_outlives_a_loop_that_only_fails(made: Callable[..., Daemon]) -> None:
+    daemon = made(mode="active")
+    wait_for(lambda: daemon.states()["a"].contact is Contact.CONTROLLING, "control")
+    broken = daemon.loops["a"]
+    broken._guard._recovery.latched = True
+    broken._guard.decide = lambda telemetry: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    wait_for(lambda: daemon.loops["a"] is not broken, "a new loop")
+    assert daemon.states()["a"].mode is GuardMode.STATIC
+
+
+def test_an_order_that_came_as_a_loop_failed_for_good_is_carried_out_by_the_next(
+    made: Callable[..., Daemon],
+) -> None:
+    daemon = made(mode="active")
+    wait_for(lambda: daemon.states()["a"].contact is Contact.CONTROLLING, "control")
+    broken = daemon.loops["a"]
+
+    def fail(telemetry: object) -> Verdict:
+        if broken.faults_in_a_row == FAULTS_TO_REPLACE - 1:
+            daemon.command("a", Command(kind=CommandKind.HOLD, by="test"))
+        raise ZeroDivisionError
+
+    broken._guard.decide = fail  # type: ignore[method-assign]
+    wait_for(lambda: daemon.loops["a"] is not broken, "a new loop")
+    wait_for(lambda: daemon.states()["a"].mode is GuardMode.HOLD, "hold")
+
+
 def test_a_disk_that_takes_nothing_keeps_no_engine_from_its_controller(
     tmp_path: Path, engine: StandIn, plan: Path
 ) -> None:
@@ -237,6 +274,8 @@ def test_checking_starts_nothing(tmp_path: Path, engine: StandIn, plan: Path) ->
         (["--control", "x", "--metrics", "http://h/metrics", "--plan", "defualt"],
          'did you mean "default"?'),
         (["--control", "tcp://h", "--metrics", "http://h/metrics"], "host:port"),
+        (["--control", "x", "--metrics", "http://h/metrics", "--listen", "h", "--check"],
+         'listen: "h", must be host:port'),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_line(tmp_path: Path, flags: list[str], line: str) -> None:

@@ -388,6 +388,7 @@ def test_a_fault_of_our_own_is_a_state_and_a_line_and_no_end(
         state = bench.ticks(6)
         assert bench.loop.faults_in_a_row == 6
     assert state.faults == 6
+    assert bench.record.kinds()[-1] == "lost", "the guard may have been called without an entry"
     assert "ZeroDivisionError" in state.detail
     assert state.ticks == ticks
     assert len([r for r in caplog.records if "a fault of Trimtab" in r.message]) == 1

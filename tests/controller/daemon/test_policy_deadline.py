@@ -9,6 +9,7 @@ import pytest
 
 from trimtab.agents.audit_entry import NOT_ASKED
 from trimtab.agents.guard import Guard
+from trimtab.agents.memory import remember
 from trimtab.agents.policy import Policy
 from trimtab.agents.verdict import GuardReason
 from trimtab.controller.daemon.policy_deadline import PolicyLateError, PolicyWithDeadline
@@ -98,10 +99,12 @@ def test_a_policy_that_hangs_is_late_once_and_then_not_asked_until_it_is_back(
             policy.act(telemetry)
         assert policy.error.startswith(NOT_ASKED)
     assert told.asked == 1
+    assert remember(Guard(policy)) is None, "it is at work in another thread"
     gate.set()
     policy._deadline_s = LONG_S
     assert policy._late is not None
     assert policy._late.answered.wait(LONG_S)
+    assert not policy.busy
     assert policy.act(telemetry) == STATIC
     assert told.asked == 2
     assert policy.error == ""

@@ -164,7 +164,12 @@ def test_while_one_is_made_no_other_begins(tmp_path: Path) -> None:
     assert engine.watch.busy
 
 
-def test_an_engine_that_does_not_answer_leaves_what_is_in_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_engine_that_does_not_answer_leaves_what_is_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    if answers:
+        monkeypatch.setattr(profile_watch.ControlClient, "flush", lambda self: {"no": "rows"})
     engine = Engine(tmp_path, flush=lambda: flush_traffic_log(tmp_path / "nobody.sock"))
     engine.until_slow().intervals(62, 2000.0)
     write_log(tmp_path / "log", seconds=engine.now_s).close()
@@ -200,7 +205,9 @@ def test_closing_ends_what_runs_and_what_would_run(
     engine = Engine(tmp_path).until_slow().intervals(62, 2000.0)
     thread = threading.Thread(target=engine.jobs[0])
     thread.start()
+    until_s = time.monotonic() + 30.0
     while not started.exists():
+        assert time.monotonic() < until_s
         time.sleep(0.01)
     engine.watch.close()
     thread.join(10.0)

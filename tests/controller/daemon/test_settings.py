@@ -93,6 +93,12 @@ def test_an_engine_may_differ_from_what_holds_for_all(tmp_path: Path) -> None:
         ("metrics: http:", "metrics: ftp:", "engines.a.metrics: \"ftp://127.0.0.1:8000/metrics\""),
         ("control: run/c.sock", "control: run/a.sock", "engines.c.control: \"run/a.sock\", must be "
          "another one than that of engine a"),
+        ("control: run/c.sock", "control: unix:./run//a.sock", "another one than that of engine a"),
+        ("control: run/c.sock", 'control: ""', 'engines.c.control: "", must be a path'),
+        ("bundle:champion", r'"bundle:a\0b"', "must be a path"),
+        ("probation_s: 120", f"probation_s: 1{'0' * 400}", "must be at most 1.79769e+308"),
+        ("probation_s: 120", f"novel_window: 1{'0' * 400}", "must be at most 1e+06"),
+        ("probation_s: 120", "canary_fraction: 7", "guard.canary_fraction: 7, must be at most 1"),
         ("rank: 1", "rank: -1", "engines.b.rank: -1, must be at least 0"),
         ("prometheus: {url: \"http://prometheus:9090\", token_file: token, timeout_s: 2}\n", "",
          "engines.c.metrics: null, must be the URL of the engine's /metrics"),

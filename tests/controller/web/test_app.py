@@ -175,6 +175,7 @@ def test_a_token_that_is_no_ascii_is_a_wrong_one(client: TestClient) -> None:
         ("evil.example", 403),
         ("trimtab.example.evil.example", 403),
         ("evil.example:9464", 403),
+        ("[", 403),
     ],
 )
 def test_orders_must_be_addressed_to_us(daemon: FakeDaemon, host: str, status: int) -> None:
@@ -184,7 +185,9 @@ def test_orders_must_be_addressed_to_us(daemon: FakeDaemon, host: str, status: i
     assert bool(daemon.orders) == (status == 202)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:8000"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:8000", "http://["]
+)
 def test_orders_of_a_foreign_page_are_refused(
     client: TestClient, daemon: FakeDaemon, origin: str
 ) -> None:

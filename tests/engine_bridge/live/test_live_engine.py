@@ -336,6 +336,7 @@ class Odd(ControlClient):
         {"ok": True, "version": "x", "plan_digest": PLAN.digest},
         {"version": 1, "plan_digest": PLAN.digest, "allocation": {"weights": {"T9": 1}}},
         {"version": 1, "plan_digest": PLAN.digest, "allocation": 7, "holder": None},
+        {"version": math.inf, "plan_digest": "other", "allocation": {}, "holder": None},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_no_answer(
