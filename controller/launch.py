@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata, util
@@ -39,6 +40,7 @@ _ONLY_EMULATED: Final = (
     "--tokenizer",
     "--load-format",
 )
+_DETAILS: Final = {"--enable-prompt-tokens-details", "--no-enable-prompt-tokens-details"}
 _HIDDEN: Final = ("TRIMTAB_SALT_SECRET",)
 _GRACE: Final = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
 _GRACE_S: Final = "10"
@@ -56,6 +58,7 @@ class Request:
     engine: str | None = None
     keys: Path | None = None
     trust_labels: bool = False
+    admission: Path | None = None
     control_socket: Path | None = None
     control_tcp: str | None = None
     step_log: Path | None = None
@@ -90,13 +93,16 @@ def plan_launch(request: Request, *, environment: Mapping[str, str]) -> Launch:
     _check(request, model, flags, environment)
     spec = _spec(request)
     program, version = _vllm()
-    settings, identity = _settings(request)
+    settings, identity = _settings(request, flags)
     command = [*program, *([] if version else ["--model"])]
     command += [model or _emulated_folder(), *_without(flags, "--additional-config")]
     if request.emulate is not None and spec is not None:
         command += _engine_flags(spec, flags)
     command += _scheduler_flags(request)
     command += ["--middleware", f"{_PACKAGE}.middleware.IdentityMiddleware"]
+    if request.admission is not None and not _names(flags) & _DETAILS:
+        # A budget charges cached tokens less; without this vLLM does not say how many there were.
+        command += ["--enable-prompt-tokens-details"]
     config = {**_own_config(flags), **settings}
     command += ["--additional-config", json.dumps(config)]
     return Launch(
@@ -155,7 +161,7 @@ def _spec(request: Request) -> EngineSpec | None:
     return None if name is None else get_engine_spec(name)
 
 
-def _settings(request: Request) -> tuple[dict[str, Any], str]:
+def _settings(request: Request, flags: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Section for `--additional-config` and the identity settings as JSON, both checked."""
     from trimtab.engine_bridge.vllm.identity import Identifier, IdentitySettings
     from trimtab.engine_bridge.vllm.settings import SECTION, PluginSettings
@@ -178,10 +184,60 @@ def _settings(request: Request) -> tuple[dict[str, Any], str]:
         keys=_absolute(request.keys),
         trust_labels=request.trust_labels,
         priority=request.stock != "fcfs",
+        admission=_absolute(request.admission),
+        engine=None if request.admission is None else settings.engine,
+        control=None if request.admission is None else _control(request),
+        usage_always="--enable-force-include-usage" in _names(flags),
     )
-    # Faults in the plan or the keys show here, in one line, not in the middle of vLLM's start.
+    # Faults in the files show here, in one line, not in the middle of vLLM's start.
     Identifier.of(identity)
+    if request.admission is not None:
+        _check_admission(request, flags)
     return settings.as_additional_config(), identity.model_dump_json(exclude_defaults=True)
+
+
+def _control(request: Request) -> str | None:
+    """The engine's control socket as its client names it."""
+    if request.control_socket is not None:
+        return _absolute(request.control_socket)
+    return None if request.control_tcp is None else f"tcp://{request.control_tcp}"
+
+
+def _check_admission(request: Request, flags: Sequence[str]) -> None:
+    """Refuse what would make the admission file a promise that is not kept."""
+    from trimtab.engine_bridge.admission.redis_ledger import open_limiter
+    from trimtab.engine_bridge.admission.settings import MEMORY, load_admission
+    from trimtab.engine_bridge.plan import load_plan
+
+    assert request.admission is not None
+    rules = load_admission(request.admission, load_plan(request.plan))
+    url = rules.storage_url
+    open_limiter(url, time_out_s=rules.storage_time_out_s, monotonic_s=time.monotonic)
+    silent = request.stock is not None or _control(request) is None
+    if rules.saturation is not None and silent:
+        raise FlagError(
+            "--admission",
+            key=f"{request.admission}: saturation",
+            bound="used with --control-socket and without --stock",
+            remedy="the socket tells how full the engine is",
+        )
+    flag, servers = _api_servers(flags)
+    if url == MEMORY and servers != "1":
+        raise FlagError(
+            flag,
+            value=servers,
+            bound=f"1 with --admission and {MEMORY}",
+            remedy="each API server would count by itself: give a storage that they share, redis://",
+        )
+
+
+def _api_servers(flags: Sequence[str]) -> tuple[str, str]:
+    """How many API servers vLLM starts, and the flag that says so."""
+    for name in ("--api-server-count", "-asc", "--data-parallel-size", "-dp"):
+        given = _value(flags, name)
+        if given is not None:
+            return name, given
+    return "--api-server-count", "1"
 
 
 def _scheduler_flags(request: Request) -> list[str]:

@@ -52,6 +52,9 @@ def serve(
             "--trust-labels", help="Believe X-Trimtab-Tenant and X-Trimtab-Tier (gateway in front)."
         ),
     ] = False,
+    admission: Annotated[
+        Path | None, typer.Option(help="Admission file (YAML): quotas and limits of tenants.")
+    ] = None,
     control_socket: Annotated[
         Path | None, typer.Option(help="Path of the control socket (unix).")
     ] = None,
@@ -86,6 +89,7 @@ def serve(
         engine=engine,
         keys=keys,
         trust_labels=trust_labels,
+        admission=admission,
         control_socket=control_socket,
         control_tcp=control_tcp,
         step_log=step_log,

@@ -69,6 +69,15 @@ class IdentitySettings(BaseModel):
     """Whether the headers `X-Trimtab-Tenant` and `X-Trimtab-Tier` are believed."""
     priority: bool = True
     """Whether to stamp the tier's order as vLLM's priority; vLLM refuses one under `fcfs`."""
+    admission: str | None = None
+    """Path of the admission file; null: nothing but identity is looked at."""
+    engine: str | None = None
+    """Engine whose step times judge long prompts; null: none. Of use with `admission` only."""
+    control: str | None = None
+    """Control socket that says how full the engine is, `PATH` or `tcp://host:port`; null: nobody
+    does. Of use with `admission` only."""
+    usage_always: bool = False
+    """Whether the operator wants every stream to end with its usage. Likewise."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:

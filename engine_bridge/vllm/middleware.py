@@ -1,16 +1,18 @@
 """Stamps every request with its tenant and tier before vLLM's API server sees it.
 
 A pure ASGI middleware for vLLM's `--middleware`. A client's own words on who it is, how urgent it
-is and which cache it shares are dropped first: vLLM would believe them. It admits and orders
-nothing. Whose a request is, `identity` decides.
+is and which cache it shares are dropped first: vLLM would believe them. It orders nothing. Whose a
+request is, `identity` decides; whether it is admitted, `admission_door`, where there is one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from trimtab.engine_bridge.admission.asked import utf8_bytes
+from trimtab.engine_bridge.admission.refusal import Refusal, no_json, unknown_key
 from trimtab.engine_bridge.vllm.identity import (
     TENANT_ARG,
     TIER_ARG,
@@ -21,6 +23,9 @@ from trimtab.engine_bridge.vllm.identity import (
     UnknownKeyError,
 )
 from trimtab.engine_bridge.vllm.salt import salt_secret, tenant_salt
+
+if TYPE_CHECKING:
+    from trimtab.engine_bridge.vllm.admission_door import AdmissionDoor, Admitted
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -90,6 +95,7 @@ class IdentityMiddleware:
         settings: IdentitySettings | None = None,
         secret: bytes | None = None,
         largest_body_bytes: int = LARGEST_BODY_BYTES,
+        door: AdmissionDoor | None = None,
     ) -> None:
         """Wrap an application.
 
@@ -99,9 +105,11 @@ class IdentityMiddleware:
                 vLLM makes it.
             secret: What cache salts are derived from; None: as `salt.salt_secret` finds it.
             largest_body_bytes: Longest body, bytes.
+            door: What judges requests; None: as the settings say, nothing without an admission
+                file.
 
         Raises:
-            InputError: plan, keys or secret cannot be used.
+            InputError: plan, keys, secret or admission file cannot be used.
         """
         settings = IdentitySettings.from_environment() if settings is None else settings
         self._app = app
@@ -109,6 +117,11 @@ class IdentityMiddleware:
         self._priority = settings.priority
         self._secret = salt_secret() if secret is None else secret
         self._largest_body_bytes = largest_body_bytes
+        self._door = door
+        if door is None and settings.admission is not None:
+            from trimtab.engine_bridge.vllm.admission_door import AdmissionDoor
+
+            self._door = AdmissionDoor.of(settings, app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -129,10 +142,11 @@ class IdentityMiddleware:
                 tier=_header(headers, TIER_HEADER),
             )
         except UnknownKeyError:
-            await _refuse(send, 401, "the API key is missing or unknown", "invalid_api_key")
+            await _refuse(send, unknown_key())
             return
         except LabelError as error:
-            await _refuse(send, 400, str(error), "invalid_label")
+            message = str(error)
+            await _refuse(send, Refusal(status=400, code="invalid_label", message=message))
             return
         kept = [(name, value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
         if path in STAMPED or path in STAMPED_WITHOUT_ARGS:
@@ -140,7 +154,8 @@ class IdentityMiddleware:
         elif scope["method"] in _READING or path.endswith(HARMLESS):
             await self._app({**scope, "headers": kept}, receive, send)
         else:
-            await _refuse(send, 404, f"{path} is not served with tenants and tiers", "not_served")
+            message = f"{path} is not served with tenants and tiers"
+            await _refuse(send, Refusal(status=404, code="not_served", message=message))
 
     async def _stamp(
         self, path: str, identity: Identity, scope: Scope, receive: Receive, send: Send
@@ -149,18 +164,32 @@ class IdentityMiddleware:
         too_long = length.isdigit() and int(length) > self._largest_body_bytes
         body = None if too_long else await self._read(receive)
         if body is None:
-            most = f"the body must be at most {self._largest_body_bytes} bytes"
-            await _refuse(send, 413, most, "body_too_large")
+            message = f"the body must be at most {self._largest_body_bytes} bytes"
+            await _refuse(send, Refusal(status=413, code="body_too_large", message=message))
             return
         if body is _GONE:
+            return
+        raw = bytes(body)
+        data = _parsed(raw)
+        admitted: Admitted | Refusal | None = None
+        if self._door is not None and data is None:
+            admitted = no_json()
+        elif self._door is not None and data is not None:
+            admitted = await self._door.admit(path, identity, data, utf8_bytes(raw), scope)
+        if isinstance(admitted, Refusal):
+            await _refuse(send, admitted)
             return
         headers = [(n, v) for n, v in scope["headers"] if n.lower() not in _BODY_HEADERS]
         if self._priority:
             # Some paths know the header only, others the body's field only.
             headers.append((_PRIORITY_HEADER, b"%d" % self._identifier.order(identity.tier)))
-        stamped = self._stamped(path, identity, bytes(body))
+        stamped = raw if data is None else self._stamped(path, identity, data)
         headers.append((b"content-length", b"%d" % len(stamped)))
-        await self._app({**scope, "headers": headers}, _replay(stamped, receive), send)
+        scope, receive = {**scope, "headers": headers}, _replay(stamped, receive)
+        if self._door is None or admitted is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._door.serve(admitted, scope, receive, send)
 
     async def _read(self, receive: Receive) -> bytearray | None:
         """The whole body; None if it is too long, `_GONE` if the client has left."""
@@ -175,14 +204,8 @@ class IdentityMiddleware:
             if not message.get("more_body", False):
                 return body
 
-    def _stamped(self, path: str, identity: Identity, body: bytes) -> bytes:
-        """The body with the labels; untouched if it is no JSON object, which vLLM refuses."""
-        try:
-            data = json.loads(body)
-        except (ValueError, RecursionError):
-            return body
-        if not isinstance(data, dict):
-            return body
+    def _stamped(self, path: str, identity: Identity, data: dict[str, Any]) -> bytes:
+        """The body with the labels."""
         for field in _DROPPED_FIELDS:
             data.pop(field, None)
         data["cache_salt"] = tenant_salt(self._secret, identity.tenant)
@@ -194,6 +217,15 @@ class IdentityMiddleware:
 
 
 _GONE: Final = bytearray()
+
+
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a body; None if it is none, which vLLM refuses itself."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def _path(scope: Scope) -> str:
@@ -230,16 +262,9 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-async def _refuse(send: Send, status: int, message: str, code: str) -> None:
+async def _refuse(send: Send, refusal: Refusal) -> None:
     """Answer with an error in OpenAI's form."""
-    kind = "authentication_error" if status == 401 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    body = json.dumps({"error": error}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-    ]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    body = refusal.body()
+    headers = [*refusal.headers(), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

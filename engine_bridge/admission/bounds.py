@@ -1,0 +1,122 @@
+"""A tenant's limits made ready for use: quotas, budget in tokens, longest prompt.
+
+Made once for a tenant, not for each request. It counts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from trimtab.engine_bridge.admission.limiter import Quota
+from trimtab.engine_bridge.admission.prefill import tokens_within
+from trimtab.engine_bridge.admission.settings import AdmissionSettings, Limits
+from trimtab.engine_bridge.engine_spec import EngineSpec
+from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
+
+REQUESTS: Final = "requests"
+PROMPT: Final = "prompt_tokens"
+OUTPUT: Final = "output_tokens"
+BUDGET: Final = "budget"
+
+FRESH_PRICE: Final = round(1 / REPEATED_PROMPT_PRICE)
+"""Price of a fresh prompt token in tenths of a priced token, so that every price is whole."""
+CACHED_PRICE: Final = 1
+"""Price of a cached prompt token, likewise."""
+TOKEN_PRICE: Final = round(OUTPUT_PRICE / REPEATED_PROMPT_PRICE)
+"""Price of an output token, likewise."""
+_MINUTE_S: Final = 60
+_DAY_S: Final = 86_400
+_LARGEST: Final = 2.0**52
+"""Whole numbers up to here are exact in every ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a tenant may ask for, in the ledgers' terms."""
+
+    limits: Limits
+    requests: Quota | None
+    prompt: Quota | None
+    output: Quota | None
+    budget: Quota | None
+    """In tenths of priced tokens."""
+    longest_prompt: int | None
+    """Tokens; the lower one of the tier's two limits."""
+    by_prefill: bool
+    """Whether that is the limit of the prefill's time."""
+    budget_text: str
+    """The budget for people."""
+
+
+class BoundsBook:
+    """The bounds of every tenant, made when they are first asked for."""
+
+    def __init__(self, settings: AdmissionSettings, plan: Plan, engine: EngineSpec | None) -> None:
+        """Say what holds.
+
+        Args:
+            settings: The admission file.
+            plan: For targets and prices.
+            engine: For the time of a prefill; None: prefills are not judged.
+        """
+        self._settings = settings
+        self._plan = plan
+        self._engine = engine
+        self._ready: dict[tuple[str, str], Bounds] = {}
+        self._within: dict[float, int | None] = {}
+        for tier in plan.tiers:
+            self.of("", tier)
+
+    def of(self, tenant: str, tier: str) -> Bounds:
+        """The bounds of a tenant in a tier; tenants without limits of their own share one."""
+        key = (tenant if tenant in self._settings.tenants else "", tier)
+        found = self._ready.get(key)
+        if found is None:
+            found = self._ready[key] = self._bounds(key[0], tier)
+        return found
+
+    def _bounds(self, tenant: str, tier: str) -> Bounds:
+        limits = self._settings.limits_of(tenant, tier)
+        by_prefill = self._prefill_tokens(limits, tier)
+        both = [one for one in (limits.max_prompt_tokens, by_prefill) if one is not None]
+        longest = min(both, default=None)
+        budget, text = self._budget(limits, tier)
+        return Bounds(
+            limits=limits,
+            requests=_quota(REQUESTS, limits.requests_per_minute),
+            prompt=_quota(PROMPT, limits.prompt_tokens_per_minute),
+            output=_quota(OUTPUT, limits.output_tokens_per_minute),
+            budget=budget,
+            longest_prompt=longest,
+            by_prefill=longest is not None and longest != limits.max_prompt_tokens,
+            budget_text=text,
+        )
+
+    def _prefill_tokens(self, limits: Limits, tier: str) -> int | None:
+        targets = self._plan.tiers[tier].targets
+        limit_ms = limits.max_prefill_ms
+        if "max_prefill_ms" not in limits.model_fields_set and targets.ttft_ms is None:
+            # A prompt that takes this long to read alone cannot be answered in time.
+            limit_ms = targets.e2e_ms
+        if limit_ms is None or self._engine is None:
+            return None
+        if limit_ms not in self._within:
+            self._within[limit_ms] = tokens_within(self._engine, limit_ms)
+        return self._within[limit_ms]
+
+    def _budget(self, limits: Limits, tier: str) -> tuple[Quota | None, str]:
+        given = limits.budget_per_day
+        price = self._plan.tiers[tier].price_per_1m_tokens
+        if given is None or price == 0:
+            return None, ""
+        if price is None:
+            tenths, text = given * FRESH_PRICE, f"{given:g} priced tokens"
+        else:
+            tenths, text = given * 1e6 / price * TOKEN_PRICE, f"{given:g} USD"
+        return Quota(BUDGET, max(1, int(min(tenths, _LARGEST))), _DAY_S), text
+
+
+def _quota(name: str, limit: int | None) -> Quota | None:
+    return None if limit is None else Quota(name, limit, _MINUTE_S)

@@ -1,0 +1,179 @@
+"""What images, sounds and videos in a request cost, in prompt tokens.
+
+Their size is read from the first bytes of what is sent along; nothing is decoded or fetched. Their
+bytes are no text: a data URL of a megabyte is not a million tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trimtab.engine_bridge.admission.settings import Media
+
+_IMAGE: Final = ("image_url", "input_image", "image", "image_embeds", "image_pil")
+_AUDIO: Final = ("input_audio", "audio_url", "audio", "audio_embeds")
+_VIDEO: Final = ("video_url", "video", "input_video")
+_KINDS: Final = {
+    **dict.fromkeys(_IMAGE, "image"),
+    **dict.fromkeys(_AUDIO, "audio"),
+    **dict.fromkeys(_VIDEO, "video"),
+}
+_PAYLOADS: Final = ("url", "data", "image_url", "source", "file_data")
+_DEEPEST: Final = 4
+_HEAD_CHARACTERS: Final = 65_536
+"""So much of a payload is looked at: a JPEG has its size behind its thumbnails."""
+_NO_SIZE_JPEG: Final = frozenset((0xC4, 0xC8, 0xCC))
+_SLOWEST_BYTES_PER_S: Final = 1000.0
+"""Compressed sound has no fewer bytes a second (8 kbit/s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCost:
+    """What a request's parts that are no text cost."""
+
+    tokens: int = 0
+    """Prompt tokens."""
+    characters: int = 0
+    """Length of their payloads, which is no text."""
+
+
+def media_cost(body: Mapping[str, object], settings: Media) -> MediaCost:
+    """What all parts cost together."""
+    tokens, characters = 0, 0
+    for part, kind in _parts(body):
+        payload = _payload(part, 0)
+        if kind == "image":
+            tokens += _image_tokens(payload, settings)
+        elif kind == "audio":
+            tokens += _audio_tokens(payload, settings)
+        else:
+            tokens += settings.video_tokens
+        characters += len(payload) if payload is not None else 0
+    return MediaCost(tokens, characters)
+
+
+def without_media(body: Mapping[str, object]) -> dict[str, object]:
+    """The body with text alone, for a tokenizer: nothing in it would be fetched."""
+    return {key: _without(value) for key, value in body.items()}
+
+
+def _without(value: object) -> object:
+    """Messages and their parts, two levels deep: media lie no deeper."""
+    if not isinstance(value, list):
+        return value
+    kept: list[object] = []
+    for entry in value:
+        if isinstance(entry, dict):
+            if _kind(entry) is None:
+                content = entry.get("content")
+                kept.append({**entry, "content": _without(content)} if content else entry)
+        else:
+            kept.append(_without(entry))
+    return kept
+
+
+def _parts(body: Mapping[str, object]) -> list[tuple[Mapping[str, object], str]]:
+    """Every part that is no text, with its kind."""
+    found: list[tuple[Mapping[str, object], str]] = []
+    waiting = [body.get("messages"), body.get("input"), body.get("prompt"), body.get("system")]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(v for v in value if isinstance(v, list | dict))
+        elif isinstance(value, dict):
+            kind = _kind(value)
+            if kind is not None:
+                found.append((value, kind))
+            waiting.append(value.get("content"))
+    return found
+
+
+def _kind(part: Mapping[str, object]) -> str | None:
+    """By its type, or by the key that vLLM takes without one."""
+    named = part.get("type")
+    if isinstance(named, str) and named in _KINDS:
+        return _KINDS[named]
+    if _KINDS.keys().isdisjoint(part):
+        return None
+    return next(kind for key, kind in _KINDS.items() if key in part)
+
+
+def _payload(value: object, depth: int) -> str | None:
+    """The longest text below a part's payload keys that is base64 or a data URL."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        return None
+    texts = (
+        _payload(inner, depth + 1)
+        for key, inner in value.items()
+        if key in _PAYLOADS or key in _KINDS
+    )
+    return max((text for text in texts if text is not None), key=len, default=None)
+
+
+def _head(payload: str | None) -> tuple[bytes, int]:
+    """First bytes of a payload and its whole length in bytes; nothing of what lies behind a URL."""
+    if payload is None or payload.startswith(("http://", "https://", "file://")):
+        return b"", 0
+    text = payload
+    if payload.startswith("data:"):
+        text = payload[payload.find(",", 0, 1024) + 1 :]
+    try:
+        return base64.b64decode(text[: _HEAD_CHARACTERS // 4 * 4]), len(text) * 3 // 4
+    except (binascii.Error, ValueError):
+        return b"", 0
+
+
+def _image_tokens(payload: str | None, settings: Media) -> int:
+    size = _image_size(_head(payload)[0])
+    tiles = settings.most_tiles
+    if size is not None:
+        across, down = (math.ceil(side / settings.image_tile_pixels) for side in size)
+        tiles = min(tiles, max(1, across * down))
+    return tiles * settings.tokens_per_tile
+
+
+def _image_size(head: bytes) -> tuple[int, int] | None:
+    """Width and height, pixels; None for what is no PNG, GIF, JPEG or WebP."""
+    if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
+        width, height = struct.unpack(">II", head[16:24])
+        return width, height
+    if head[:4] == b"GIF8" and len(head) >= 10:
+        width, height = struct.unpack("<HH", head[6:10])
+        return width, height
+    if head[:2] == b"\xff\xd8":
+        return _jpeg_size(head)
+    if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and len(head) >= 30:
+        width, height = (1 + int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
+        return width, height
+    return None
+
+
+def _jpeg_size(head: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 9 <= len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE_JPEG:
+            height, width = struct.unpack(">HH", head[at + 5 : at + 9])
+            return width, height
+        at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+    return None
+
+
+def _audio_tokens(payload: str | None, settings: Media) -> int:
+    head, length = _head(payload)
+    seconds = settings.most_audio_s
+    if length:
+        bytes_per_s = _SLOWEST_BYTES_PER_S
+        if head[:4] == b"RIFF" and head[8:12] == b"WAVE" and len(head) >= 36:
+            channels, rate, _, _, bits = struct.unpack("<HIIHH", head[22:36])
+            bytes_per_s = max(_SLOWEST_BYTES_PER_S, rate * channels * bits / 8)
+        seconds = min(seconds, length / bytes_per_s)
+    return math.ceil(seconds * settings.audio_tokens_per_s)

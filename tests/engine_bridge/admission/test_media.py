@@ -1,0 +1,134 @@
+"""What parts that are no text cost: read from their first bytes, decoded never."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import wave
+import zlib
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from trimtab.engine_bridge.admission.media import MediaCost, media_cost, without_media
+from trimtab.engine_bridge.admission.settings import Media
+
+MEDIA = Media()
+
+
+def png(width: int, height: int) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" * (width + 1) * min(height, 4))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def jpeg(width: int, height: int, *, before: int = 100) -> bytes:
+    note = b"\xff\xe1" + struct.pack(">H", before + 2) + b"\0" * before
+    frame = b"\xff\xc0" + struct.pack(">HBHHB", 11, 8, height, width, 1) + b"\1\x11\0"
+    return b"\xff\xd8" + note + frame + b"\xff\xd9"
+
+
+def gif(width: int, height: int) -> bytes:
+    return b"GIF89a" + struct.pack("<HH", width, height) + b"\0" * 10
+
+
+def webp(width: int, height: int) -> bytes:
+    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + sides
+
+
+def sound(seconds: float, rate: int = 16_000) -> bytes:
+    out = BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(b"\0\0" * round(seconds * rate))
+    return out.getvalue()
+
+
+def url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def cost(*parts: Any) -> MediaCost:
+    return media_cost({"messages": [{"role": "user", "content": list(parts)}]}, MEDIA)
+
+
+def image(address: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": address}}
+
+
+@pytest.mark.parametrize("kind", [png, jpeg, gif, webp])
+@pytest.mark.parametrize(
+    ("width", "height", "tiles"), [(1, 1, 1), (512, 512, 1), (513, 512, 2), (1920, 1080, 12)]
+)
+def test_an_image_costs_its_tiles(kind: Any, width: int, height: int, tiles: int) -> None:
+    assert cost(image(url(kind(width, height)))).tokens == tiles * MEDIA.tokens_per_tile
+
+
+def test_what_is_not_known_costs_the_most() -> None:
+    most = MEDIA.most_tiles * MEDIA.tokens_per_tile
+    for address in ("https://example.org/cat.png", url(b"no image"), "data:,", "!!!", ""):
+        assert cost(image(address)).tokens == most
+    assert cost(image(url(png(60_000, 60_000)))).tokens == most
+
+
+def test_a_size_behind_a_thumbnail_is_found() -> None:
+    assert cost(image(url(jpeg(512, 512, before=40_000)))).tokens == MEDIA.tokens_per_tile
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": url(png(512, 512))},
+        {"image_url": {"url": url(png(512, 512))}},
+        {"type": "input_image", "image_url": url(png(512, 512))},
+        {
+            "type": "image",
+            "source": {"type": "base64", "data": base64.b64encode(png(512, 512)).decode()},
+        },
+    ],
+)
+def test_every_interfaces_way_to_send_an_image(part: dict[str, Any]) -> None:
+    found = cost(part)
+    assert found.tokens == MEDIA.tokens_per_tile
+    assert found.characters >= len(base64.b64encode(png(512, 512)))
+
+
+def test_sound_costs_its_seconds() -> None:
+    data = base64.b64encode(sound(4.0)).decode()
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    assert cost(part).tokens == pytest.approx(4 * MEDIA.audio_tokens_per_s, abs=1)
+    compressed = {"type": "audio_url", "audio_url": {"url": url(b"\xff\xf3" * 2000, "audio/mp3")}}
+    assert cost(compressed).tokens == pytest.approx(4 * MEDIA.audio_tokens_per_s, abs=1)
+    behind = {"type": "audio_url", "audio_url": {"url": "https://example.org/a.wav"}}
+    assert cost(behind).tokens == MEDIA.most_audio_s * MEDIA.audio_tokens_per_s
+
+
+def test_text_beside_an_image_stays_text() -> None:
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}, image(url(png(9, 9)))]},
+            {"role": "assistant", "content": "a cat"},
+        ]
+    }
+    assert without_media(body) == {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": "a cat"},
+        ]
+    }
+    assert media_cost({"messages": [{"role": "user", "content": "image_url"}]}, MEDIA).tokens == 0
+
+
+def test_text_cannot_hide_behind_an_image() -> None:
+    """What is beside the image's own address is text and counts as such."""
+    hidden = {**image(url(png(9, 9))), "text": "x" * 1000}
+    assert cost(hidden).characters == len(url(png(9, 9)))
