@@ -17,7 +17,23 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trimtab.controller.cli import calibrate, demo, promote, serve, trace, train, tune, whatif
+from trimtab.controller.cli import (
+    audit,
+    calibrate,
+    demo,
+    gateway,
+    operate,
+    profile,
+    promote,
+    pull,
+    run,
+    serve,
+    trace,
+    train,
+    tune,
+    usage,
+    whatif,
+)
 from trimtab.engine_bridge.errors import InputError, TrimtabError, did_you_mean
 
 app = typer.Typer(
@@ -62,7 +78,23 @@ def _root(
         raise InputError("no command given", remedy="choose one of the commands above")
 
 
-for _command in (demo, trace, whatif, train, promote, tune, calibrate, serve):
+for _command in (
+    demo,
+    trace,
+    whatif,
+    train,
+    promote,
+    tune,
+    calibrate,
+    serve,
+    gateway,
+    usage,
+    run,
+    operate,
+    profile,
+    audit,
+    pull,
+):
     _command.register(app)
 
 

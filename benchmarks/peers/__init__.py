@@ -1,0 +1,1 @@
+"""Who benchmarks compare with: engines and proxies that they start themselves."""

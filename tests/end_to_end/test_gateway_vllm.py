@@ -1,0 +1,221 @@
+"""The gateway in front of a real vLLM with the fair scheduler, on an emulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.end_to_end.gateway_process import (
+    EngineProcess,
+    GatewayProcess,
+    engine_process,
+    gateway_process,
+)
+from tests.vllm_server import KEYS, Server, running
+from tests.waiting import poll
+
+openai = pytest.importorskip("openai", reason="needs OpenAI's client")
+
+pytestmark = pytest.mark.slow
+
+LONGEST_PROMPT = 2000
+
+
+class Fleet:
+    """A vLLM, a small engine in reserve, and the gateway."""
+
+    def __init__(self, gateway: GatewayProcess, vllm: Server, spare: EngineProcess) -> None:
+        self.gateway, self.vllm, self.spare = gateway, vllm, spare
+        self._opened: list[Any] = []
+
+    def client(self, tenant: str) -> Any:
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.gateway.url}/v1", api_key=KEYS[tenant][0], max_retries=0, timeout=120
+        )
+        self._opened.append(client)
+        return client
+
+    def run(self, test: Coroutine[Any, Any, None], *, deadline_s: float = 180) -> None:
+        """Run a test's coroutine and close its clients."""
+
+        async def with_clients() -> None:
+            async with asyncio.timeout(deadline_s):
+                await test
+            while self._opened:
+                await self._opened.pop().close()
+
+        asyncio.run(with_clients())
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("gateway")
+    with ExitStack() as stack:
+        vllm = stack.enter_context(running(tmp_path_factory.mktemp("vllm"), trust_labels=True))
+        spare = stack.enter_context(engine_process("spare", token_s=0.002))
+        (folder / "keys.yaml").write_text(yaml.safe_dump({
+            tenant: {"tier": tier, "keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}
+            for tenant, (key, tier) in KEYS.items()
+        }))  # fmt: skip
+        (folder / "admission.yaml").write_text(
+            yaml.safe_dump({"tiers": {"T3": {"max_prompt_tokens": LONGEST_PROMPT}}})
+        )
+        settings: dict[str, Any] = {
+            "keys": "keys.yaml",
+            "admission": "admission.yaml",
+            "usage_dir": "usage",
+            "engines": {
+                "vllm": {
+                    "url": vllm.url,
+                    "models": [vllm.model],
+                    "step_times": "h100:llama-3.1-70b-tp8",
+                },
+                "spare": {"url": spare.url, "models": [vllm.model], "reserve": True},
+            },
+            "reserve_tiers": ["T0", "T3"],
+            "probes": {"every_s": 0.5},
+        }
+        gateway = stack.enter_context(gateway_process(folder, settings))
+        yield Fleet(gateway, vllm, spare)
+
+
+def test_answers_come_whole_streamed_and_not(fleet: Fleet) -> None:
+    async def test() -> None:
+        client, model = fleet.client("acme"), fleet.vllm.model
+        messages = [{"role": "user", "content": "Tell me something."}]
+        whole = await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=20, extra_body={"ignore_eos": True}
+        )
+        assert whole.usage.completion_tokens == 20
+        stream = await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=20, stream=True
+        )
+        events = [event async for event in stream]
+        assert all(event.choices and event.usage is None for event in events)
+        said = "".join(event.choices[0].delta.content or "" for event in events)
+        assert said == whole.choices[0].message.content
+        completion = await client.completions.create(model=model, prompt="Once", max_tokens=7)
+        assert completion.usage.completion_tokens == 7
+        assert [card.id async for card in await client.models.list()] == [model]
+
+    fleet.run(test())
+
+
+def test_labels_reach_the_scheduler_and_claims_do_not(fleet: Fleet) -> None:
+    name = "trimtab_requests_total"
+
+    def finished(tier: str) -> float:
+        import httpx
+
+        page = httpx.get(f"{fleet.vllm.url}/metrics", timeout=10).text
+        lines = [line for line in page.splitlines() if line.startswith(f"{name}{{")]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if f'tier="{tier}"' in line and 'outcome="finished"' in line
+        )
+
+    async def test() -> None:
+        client = fleet.client("crowd")
+        lies = {"priority": -9, "vllm_xargs": {"trimtab_tier": "T0", "trimtab_tenant": "acme"}}
+        for _ in range(3):
+            answer = await client.completions.create(
+                model=fleet.vllm.model, prompt="x", max_tokens=3, extra_body=lies,
+                extra_headers={"X-Trimtab-Tier": "T0"},
+            )  # fmt: skip
+            assert answer.usage.completion_tokens == 3
+
+    before = finished("T0"), finished("T3")
+    fleet.run(test())
+    poll(lambda: finished("T3") == before[1] + 3, what="three requests of T3")
+    assert finished("T0") == before[0]
+
+
+def test_a_prompt_over_the_tiers_length_is_refused_before_the_scheduler(fleet: Fleet) -> None:
+    async def test() -> None:
+        client, model = fleet.client("crowd"), fleet.vllm.model
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.completions.create(model=model, prompt="word " * 4000, max_tokens=3)
+        assert caught.value.status_code == 413
+        assert caught.value.body["code"] == "prompt_too_long"
+        other = await fleet.client("acme").completions.create(
+            model=model, prompt="word " * 4000, max_tokens=3
+        )
+        assert other.usage.completion_tokens == 3
+
+    fleet.run(test())
+
+
+def test_a_client_that_leaves_ends_its_request_in_the_engine(fleet: Fleet) -> None:
+    def running_now() -> float:
+        import httpx
+
+        page = httpx.get(f"{fleet.vllm.url}/metrics", timeout=10).text
+        lines = [line for line in page.splitlines() if line.startswith("vllm:num_requests_running")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def test() -> None:
+        stream = await fleet.client("acme").chat.completions.create(
+            model=fleet.vllm.model, messages=[{"role": "user", "content": "x"}],
+            max_tokens=60_000, stream=True, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        async for _ in stream:
+            break
+        await asyncio.to_thread(poll, lambda: running_now() == 1, what="it runs")
+        await stream.close()
+
+    fleet.run(test())
+    poll(lambda: running_now() == 0, what="it has ended", deadline_s=20)
+
+
+def test_a_killed_vllm_loses_no_request_without_a_token(fleet: Fleet) -> None:
+    """The last test: the vLLM is gone after it."""
+    broken: list[str] = []
+    whole: list[str] = []
+    tokens = 400
+
+    async def ask(client: Any, number: int) -> None:
+        messages = [{"role": "user", "content": f"{number} tokens={tokens}"}]
+        if number % 3 == 0:
+            answer = await client.chat.completions.create(
+                model=fleet.vllm.model, messages=messages, max_tokens=tokens,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            assert answer.usage.completion_tokens == tokens
+            whole.append(answer.choices[0].message.content)
+            return
+        stream = await client.chat.completions.create(
+            model=fleet.vllm.model, messages=messages, max_tokens=tokens, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        said = ""
+        try:
+            async for event in stream:
+                said += event.choices[0].delta.content or ""
+        except openai.APIError:
+            assert said, "nothing may be lost before its first token"
+            broken.append(said)
+            return
+        assert len(said.split()) == tokens
+        whole.append(said)
+
+    async def load() -> None:
+        clients = [fleet.client("acme"), fleet.client("crowd")]
+        asked = [asyncio.create_task(ask(clients[n % 2], n)) for n in range(60)]
+        while fleet.gateway.metric("trimtab_gateway_in_flight", engine="vllm") < 30:
+            await asyncio.sleep(0.01)
+        os.killpg(fleet.vllm.process.pid, signal.SIGKILL)
+        await asyncio.gather(*asked)
+
+    fleet.run(load())
+    assert len(whole) + len(broken) == 60
+    assert any("spare" in said for said in whole)
+    assert fleet.gateway.metric("trimtab_gateway_retries_total", engine="vllm") > 0

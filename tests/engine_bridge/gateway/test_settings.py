@@ -1,0 +1,82 @@
+"""The gateway's settings: what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trimtab.engine_bridge.errors import InputError
+from trimtab.engine_bridge.gateway.settings import load_settings
+from trimtab.engine_bridge.gateway.setup import engine_key, read_files
+
+ENGINE = {"url": "http://127.0.0.1:8000", "models": ["m"]}
+
+
+def read(folder: Path, **settings: Any) -> Any:
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"engines": {"a": ENGINE}, **settings}))
+    return read_files(path)
+
+
+def test_the_least_file_has_one_engine(tmp_path: Path) -> None:
+    files = read(tmp_path)
+    assert files.settings.engines["a"].metrics_url == "http://127.0.0.1:8000/metrics"
+    assert files.admission is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engines": {}}, ["engines", "at least 1"]),
+        ({"engines": {"a": {**ENGINE, "url": "127.0.0.1:8000"}}}, ["engines.a.url", "URL"]),
+        ({"engines": {"a": {**ENGINE, "url": "http://u:p@h"}}}, ["engines.a.url", "URL"]),
+        ({"engines": {"a": {**ENGINE, "url": "http://a..b:80"}}}, ["engines.a.url", "URL"]),
+        ({"engines": {"a": {**ENGINE, "url": "http://h/a b"}}}, ["engines.a.url", "URL"]),
+        ({"engines": {"a": {**ENGINE, "url": "http://h/\u00e4"}}}, ["engines.a.url", "URL"]),
+        ({"engines": {"a": {**ENGINE, "models": []}}}, ["engines.a.models"]),
+        ({"engines": {"a": {**ENGINE, "tier": ["T0"]}}}, ["engines.a.tier", "tiers"]),
+        ({"engines": {"a": ENGINE, "b": ENGINE}}, ["engines.b.url", "engine a"]),
+        ({"engines": {"a": {**ENGINE, "tiers": ["T9"]}}}, ["engines.a.tiers", "T9", "T0"]),
+        ({"drafts": {"T2": "code"}}, ["drafts.T2", "code"]),
+        ({"reserve_tiers": ["gold"]}, ["reserve_tiers", "gold"]),
+        ({"caps": {"body_mib": 0}}, ["caps.body_mib", "at least 1"]),
+        ({"caps": {"bodies_mib": 8}}, ["caps.bodies_mib", "caps.body_mib, 64"]),
+        ({"time_outs": {"wait": 3}}, ["time_outs.wait", "wait_s"]),
+        ({"keys": "nowhere.yaml"}, ["nowhere.yaml"]),
+        ({"admission": "nowhere.yaml"}, ["nowhere.yaml"]),
+        ({"plan": "nowhere"}, ["nowhere"]),
+        ({"engines": {"a": {**ENGINE, "step_times": "h100:nope"}}}, ["h100:nope"]),
+    ],
+)
+def test_a_fault_is_one_line_with_file_key_and_remedy(
+    tmp_path: Path, settings: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, **settings)
+    line = str(caught.value)
+    assert "\n" not in line
+    for word in words:
+        assert word in line
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists"):
+        load_settings(tmp_path / "no.yaml")
+
+
+def test_tenants_that_fit_no_header_are_refused_at_the_start(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"日本: {{keys_sha256: [{'a' * 64}]}}\n")
+    with pytest.raises(InputError, match="Latin"):
+        read(tmp_path, keys=str(keys))
+
+
+def test_the_engines_key_must_fit_a_header() -> None:
+    assert engine_key({}) is None
+    assert engine_key({"TRIMTAB_ENGINE_KEY": "sk-1"}) == "sk-1"
+    for bad in ("", "a b", "a\nb", "é"):
+        with pytest.raises(InputError, match="TRIMTAB_ENGINE_KEY"):
+            engine_key({"TRIMTAB_ENGINE_KEY": bad})
