@@ -28,6 +28,11 @@ from trimtab.engine_bridge.plan.section import (
 from trimtab.engine_bridge.plan.tiers import Tenant, Tier
 
 MAX_TIERS = 8
+SECTIONS_SINCE: tuple[str, ...] = ()
+"""Sections that plans have not always had. At their defaults they change nothing, and the digest
+leaves them out, so that policies trained under an older plan still fit it."""
+TIER_FIELDS_SINCE: tuple[str, ...] = ()
+"""Likewise, fields of a tier."""
 TenantName = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -195,8 +200,10 @@ class Plan(Section):
     def digest(self) -> str:
         """SHA-256 over all but words and metrics: equal digests, equal behaviour."""
         content = self.model_dump(mode="json", exclude={"description": True, "metrics": True})
-        for tier in content["tiers"].values():
+        _drop_defaults(self, content, SECTIONS_SINCE)
+        for name, tier in content["tiers"].items():
             del tier["description"]
+            _drop_defaults(self.tiers[name], tier, TIER_FIELDS_SINCE)
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def tier_index(self, name: str) -> int:
@@ -238,3 +245,10 @@ class Plan(Section):
             if c.matches(name, stop_reason, reused)
         ]
         return min(matching)[1]
+
+
+def _drop_defaults(section: Section, content: dict[str, object], names: tuple[str, ...]) -> None:
+    for name in names:
+        field = type(section).model_fields[name]
+        if getattr(section, name) == field.get_default(call_default_factory=True):
+            del content[name]
