@@ -21,6 +21,7 @@ from trimtab.controller.cli import (
     audit,
     calibrate,
     demo,
+    diagnose,
     gateway,
     operate,
     profile,
@@ -92,6 +93,7 @@ for _command in (
     run,
     operate,
     profile,
+    diagnose,
     audit,
     pull,
 ):

@@ -53,7 +53,7 @@ def profile(
         raise FlagError("--before-s", value=before_s, bound=f"from 0 to {_LONGEST_S:,.0f}")
     if out.exists() and not out.is_dir():
         raise FlagError("--out", value=str(out), bound="a folder")
-    since_unix_s = None if since is None else _unix_s(since)
+    since_unix_s = None if since is None else unix_s(since)
     from trimtab.training.profile.profile import PAGE, make_profile, read_alert, write_profile
 
     found = make_profile(
@@ -78,7 +78,7 @@ def profile(
     print(found.cause.sentence)
 
 
-def _unix_s(text: str) -> float:
+def unix_s(text: str) -> float:
     """Seconds since 1970 of a number or an ISO time; a time without a zone is UTC."""
     try:
         value = float(text)

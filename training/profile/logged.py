@@ -42,6 +42,7 @@ _CLOCK_SLACK_S: Final = 60.0
 _RECORDED: Final[dict[str, tuple[pa.DataType, Any]]] = {
     "cached_tokens": (pa.int64(), 0),
     "ttft_s": (pa.float64(), None),
+    "e2e_s": (pa.float64(), None),
     "outcome": (pa.string(), "finished"),
     "preemptions": (pa.int64(), 0),
 }
@@ -66,6 +67,8 @@ class Logged:
     """Whether a first token came, shape (n,)."""
     ttft_s: FloatArray
     """Time to first token, seconds, NaN without one, shape (n,)."""
+    e2e_s: FloatArray
+    """Time to the end of the answer, seconds, NaN without one, shape (n,)."""
     ended_well: BoolArray
     """Whether the last token came, shape (n,)."""
     outcomes: tuple[str, ...]
@@ -161,6 +164,7 @@ def _logged(
         cached_tokens=_whole(recorded["cached_tokens"]),
         began=np.isfinite(ttft_s),
         ttft_s=ttft_s,
+        e2e_s=recorded["e2e_s"].to_numpy(zero_copy_only=False),
         ended_well=np.array([outcome == "finished" for outcome in outcomes]),
         outcomes=outcomes,
         preemptions=_whole(recorded["preemptions"]),

@@ -26,6 +26,8 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.replay.report import ReplayResult
 from trimtab.engine_bridge.trace import Trace
+from trimtab.training.diagnosis.observed import of_run
+from trimtab.training.diagnosis.signs import Signs, signs_of
 from trimtab.training.whatif import compare, metrics, series
 from trimtab.training.whatif.schema import GuardFacts, RunResult, TraceFacts, WhatIfResult
 from trimtab.training.whatif.variation import vary
@@ -176,6 +178,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             engine=metrics.measure_engine(result, tiers, judged, by),
             fairness=metrics.measure_fairness(result, by, fair_rules=policy.engine_rules == "fair"),
             guard=_guard_facts(policy),
+            signs=_signs(result, study, fair_rules=policy.engine_rules == "fair"),
         ),
         judged=judged,
         series=series.over_time(
@@ -192,6 +195,13 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
         ),
         requests=dict(result.requests) if study.keep_requests else None,
     )
+
+
+def _signs(result: ReplayResult, study: Study, *, fair_rules: bool) -> Signs | None:
+    seen = of_run(result)
+    if not len(seen):
+        return None
+    return signs_of(seen, study.plan, study.spec, fair_rules=fair_rules, telemetry=result.telemetry)
 
 
 def _guard_facts(policy: Policy) -> GuardFacts | None:

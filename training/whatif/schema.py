@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimtab.training.diagnosis.signs import Signs
+
 SCHEMA = 1
 
 
@@ -119,6 +121,8 @@ class RunResult:
     fairness: Fairness
     guard: GuardFacts | None = None
     """None for a policy without a guard."""
+    signs: Signs | None = None
+    """What `trimtab diagnose` reads; None without a request."""
 
 
 @dataclass(frozen=True, kw_only=True)

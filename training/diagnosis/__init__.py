@@ -1,0 +1,1 @@
+"""What is wrong with a run, why, and what would mend it (`trimtab diagnose`)."""
