@@ -17,7 +17,7 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 from trimtab.envs import score
 from trimtab.training.diagnosis.alone import tpot_alone_ms, ttft_alone_ms
-from trimtab.training.diagnosis.observed import FloatArray, Observed
+from trimtab.training.diagnosis.observed import BoolArray, FloatArray, Observed
 from trimtab.training.diagnosis.signs import UNKNOWN, Signs, TierSigns, mean, used_drafts
 from trimtab.training.diagnosis.victims import (
     LONG_FACTOR,
@@ -30,7 +30,9 @@ from trimtab.training.diagnosis.victims import (
 )
 
 BUSY: Final = 0.97
-"""Busy part of the time from which on an engine has no time left."""
+"""Busy part of an interval from which on an engine has no time left."""
+OFTEN: Final = 0.1
+"""Part of the intervals from which on something is often so."""
 
 
 def live_signs(telemetry: Sequence[Telemetry], plan: Plan, spec: EngineSpec) -> Signs:
@@ -58,14 +60,14 @@ def live_signs(telemetry: Sequence[Telemetry], plan: Plan, spec: EngineSpec) -> 
     poison_ms = max(POISON_FACTOR * strictest_ms, POISON_MS)
     longest = max(sums, key=lambda tier: tier.longest_ms)
     poisoners = [tier for tier in sums if tier.longest_ms > poison_ms]
-    full = mean([t.busy_fraction for t in telemetry]) >= BUSY
+    full = np.array([t.busy_fraction >= BUSY for t in telemetry])
     tiers = {}
     for name, own in zip(plan.tier_names, sums, strict=True):
         cause = Cause.OTHER
         targets = plan.tiers[name].targets
         if own.beyond(targets.ttft_ms, targets.tpot_ms):
             cause = Cause.BEYOND
-        elif full and _backlog(own, sums, plan, spec):
+        elif _behind(own, sums, plan, spec, full):
             cause = Cause.OVERLOAD
         elif churn:
             cause = Cause.RECOMPUTE
@@ -103,7 +105,7 @@ class _Tier:
         self.preemptions = self._sum(lambda line: line.preemptions)
         self.prefill_tokens = self._sum(lambda line: line.prefill_tokens)
         self.recomputed_tokens = self._sum(lambda line: line.recomputed_tokens)
-        self.queued_tokens = lines[-1].queued_prefill_tokens
+        self.queued_tokens = np.array([line.queued_prefill_tokens for line in lines])
         self.busy = (
             sum(line.service_ms for line in lines) * 1e-3 / sum(t.interval_s for t in telemetry)
         )
@@ -145,6 +147,7 @@ class _Tier:
             ttft_p99_ms=max(tails_ms, default=UNKNOWN),
             alone_p50_ms=self.alone_ms,
             alone_p99_ms=self.longest_ms,
+            alone_needed_ms=self.longest_ms,
             alone_tpot_p99_ms=self.pace_ms,
             load=load,
             prompt_p99_tokens=self.longest_tokens,
@@ -191,14 +194,21 @@ def _load(own: _Tier, tiers: Sequence[_Tier], plan: Plan) -> float:
     return sum(tier.busy for tier in _above(own, tiers, plan))
 
 
-def _backlog(own: _Tier, tiers: Sequence[_Tier], plan: Plan, spec: EngineSpec) -> bool:
-    """Whether the prompts that wait in the tier and above it take longer than its target."""
+def _behind(
+    own: _Tier, tiers: Sequence[_Tier], plan: Plan, spec: EngineSpec, full: BoolArray
+) -> bool:
+    """Whether the prompts waiting in the tier and above it often take longer than its target.
+
+    Args:
+        own: The tier.
+        tiers: All of them.
+        plan: The plan.
+        spec: The engine.
+        full: By interval: whether the engine had no time left, shape (intervals,).
+    """
     targets = list(plan.tiers.values())[own.number].targets
     target_ms = min(targets.ttft_ms or math.inf, targets.e2e_ms or math.inf)
-    above = _above(own, tiers, plan)
-    queued = float(sum(tier.queued_tokens for tier in above))
-    if not queued:
-        return False
-    queued_ms = float(ttft_alone_ms(_idle(np.array([queued])), spec)[0])
+    queued = np.sum([tier.queued_tokens for tier in _above(own, tiers, plan)], axis=0)
+    late = ttft_alone_ms(_idle(np.maximum(queued, 1).astype(np.float64)), spec) > target_ms
     mostly = _load(own, tiers, plan) >= MOSTLY * sum(tier.busy for tier in tiers)
-    return mostly and queued_ms > target_ms
+    return mostly and bool(np.mean(full & late) >= OFTEN)

@@ -90,7 +90,7 @@ def _infeasible(finding: Finding, signs: Signs, plan: Plan) -> Remedy:
     tier, seen = plan.tiers[finding.tier], signs.tiers[finding.tier]
     changes: dict[Place, Any] = {}
     at: Place = ("tiers", finding.tier, "targets")
-    for name, alone_ms in (("ttft_ms", seen.alone_p99_ms), ("tpot_ms", seen.alone_tpot_p99_ms)):
+    for name, alone_ms in (("ttft_ms", seen.alone_needed_ms), ("tpot_ms", seen.alone_tpot_p99_ms)):
         target = getattr(tier.targets, name)
         if target is not None and alone_ms > target:
             changes[(*at, name)] = float(f"{alone_ms * _TARGET_MARGIN:.2g}")

@@ -28,9 +28,7 @@ TAIL_SHARE: Final = 0.01
 LEAST_SHARE: Final = 0.2
 """A trouble is named if so much of a hurt tier's victims show it."""
 DRAFT_LOSS: Final = 0.03
-"""Part of the throughput that a draft length must cost against the best one to be named."""
-MOST_DRAFTS: Final = 8
-"""Longest draft length that is looked at."""
+"""Part of the throughput that drafts must cost against shorter ones, or none, to be named."""
 
 
 class Signature(enum.StrEnum):
@@ -186,7 +184,7 @@ def _named(tiers: tuple[str, ...]) -> str:
 
 
 def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
-    """Draft lengths that cost more than `DRAFT_LOSS` of what the best length gives."""
+    """Draft lengths that cost more than `DRAFT_LOSS` of what the best shorter one gives."""
     if not (math.isfinite(signs.batch_mean) and math.isfinite(signs.kv_tokens_mean)):
         return ()
     facts = np.array([max(1.0, signs.batch_mean), signs.kv_tokens_mean, 0.0, 0.0, 0.0])
@@ -194,8 +192,8 @@ def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
     for name, tier in signs.tiers.items():
         if not (math.isfinite(tier.acceptance) and tier.draft_tokens > 0):
             continue
-        rates = [_rate(spec, facts, tier.acceptance, length) for length in range(MOST_DRAFTS + 1)]
-        used = min(MOST_DRAFTS, round(tier.draft_tokens))
+        used = round(tier.draft_tokens)
+        rates = [_rate(spec, facts, tier.acceptance, length) for length in range(used + 1)]
         best = int(np.argmax(rates))
         loss = 1.0 - rates[used] / rates[best]
         if loss <= DRAFT_LOSS:

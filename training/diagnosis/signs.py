@@ -40,6 +40,8 @@ class TierSigns:
     alone_p50_ms: float
     """Time to first token on an idle engine, of the same requests."""
     alone_p99_ms: float
+    alone_needed_ms: float
+    """The TTFT that an idle engine keeps for all but a quarter of the requests that may miss it."""
     alone_tpot_p99_ms: float
     """Time per output token on an idle engine."""
     load: float
@@ -169,6 +171,7 @@ def _tier(
         ttft_p99_ms=_quantile(ttft_ms, 0.99),
         alone_p50_ms=_quantile(judged.alone_ms[mine], 0.5),
         alone_p99_ms=_quantile(judged.alone_ms[mine], 0.99),
+        alone_needed_ms=_quantile(judged.alone_ms[mine], 1.0 - (1.0 - tier.targets.attainment) / 4),
         alone_tpot_p99_ms=_quantile(judged.pace_ms[mine], 0.99),
         load=float(judged.load[number]),
         prompt_p99_tokens=_quantile(seen.prompt_tokens[mine].astype(np.float64), 0.99),
