@@ -28,7 +28,7 @@ MOST_QUEUED: Final = 2048
 """Requests that wait for the collector at most; of more the spans are dropped."""
 BATCH: Final = 64
 """Requests sent at once: few, because whoever encodes them keeps the event loop waiting."""
-EVERY_S: Final = 1.0
+EVERY_S: Final = 5.0
 """Longest time that a request waits for others, seconds."""
 LAST_S: Final = 3.0
 """So long the last ones may take when the gateway stops, seconds."""
