@@ -78,7 +78,8 @@ class GuardSettings:
     """So many novel observations of the last `novel_window` fall back, until none of them is. 1:
     one is enough."""
     novel_window: int = 10
-    """Observations that are looked back on."""
+    """Observations that are looked back on, at least `novel_intervals`: with fewer none falls
+    back. To switch the envelope off set `novel_fraction` to 1."""
     mismatch_intervals: int = 2
     """So many intervals in a row in which the engine keeps to another allocation than asked fall
     back. 1: a request that is on its way does."""

@@ -102,6 +102,9 @@ def _written(value: Any, where: str) -> object:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {_KIND: "float", "text": repr(float(value))}
+    if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32):
+        # Its type decides how a policy goes on to compute with it.
+        return {_KIND: "scalar", "type": value.dtype.str, "entry": _written(value.item(), where)}
     if isinstance(value, np.ndarray):
         entries = [_written(entry, where) for entry in value.ravel().tolist()]
         return {_KIND: "array", "type": value.dtype.str, "shape": value.shape, "entries": entries}
@@ -128,6 +131,8 @@ def _read(written: Any, fresh: Any, where: str) -> Any:
         return fresh
     if kind == "float":
         return float(written["text"])
+    if kind == "scalar":
+        return np.dtype(written["type"]).type(_read(written["entry"], None, where))
     if kind in _NAMES:
         return _NAMES[kind][written["name"]]
     if kind in _VALUES:

@@ -114,7 +114,13 @@ class StandIn:
         # vLLM's page, which is read from files, has no series of creation times.
         prometheus_client.disable_created_metrics()
         registry = prometheus_client.CollectorRegistry()
-        self._metrics = TierMetrics(self.plan, registry, engine=self._rank, wall_s=self._wall_s)
+        self._metrics = TierMetrics(
+            self.plan,
+            registry,
+            engine=self._rank,
+            start_id=self.store.start_id,
+            wall_s=self._wall_s,
+        )
         self._server, _ = prometheus_client.start_http_server(self._port, "127.0.0.1", registry)
         self._control = ControlServer(
             self.store,

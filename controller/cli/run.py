@@ -111,6 +111,7 @@ def run(
     _log_to_stderr()
     daemon = Daemon(settings, waits=not no_wait)
     if check:
+        daemon.check()
         typer.echo(f"{len(settings.engines)} engine(s), all in order")
     else:
         daemon.run()

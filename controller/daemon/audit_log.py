@@ -235,7 +235,8 @@ class AuditLog:
             line = self._waiting[0]
             try:
                 self._file.write(line)
-            except OSError as error:
+            except Exception as error:
+                # Whatever it is, the writer must go on: what waits is tried again.
                 self._failed(error)
                 return False
             self._waiting.popleft()
@@ -247,8 +248,10 @@ class AuditLog:
                 self.failure = ""
         return True
 
-    def _failed(self, error: OSError) -> None:
-        failure = f"{self._file.place}: {error.strerror or error}"
+    def _failed(self, error: Exception) -> None:
+        words = error.strerror if isinstance(error, OSError) else None
+        fault = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        failure = f"{self._file.place}: {words or fault}"
         if not self.failure:
             _LOG.warning(
                 "audit log %s; up to %d entries wait in memory", failure, self._most_waiting

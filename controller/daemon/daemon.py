@@ -30,7 +30,7 @@ from trimtab.controller.daemon.settings import DaemonSettings
 from trimtab.controller.daemon.state import Contact, LoopState
 from trimtab.controller.web.app import make_app
 from trimtab.controller.web.serve import WebServer, parse_listen
-from trimtab.controller.web.token import own_token
+from trimtab.controller.web.token import check_token, own_token
 from trimtab.engine_bridge.errors import TrimtabError
 from trimtab.engine_bridge.plan import Plan, load_plan
 
@@ -86,6 +86,15 @@ class Daemon:
         self._ending, self._look_now = threading.Event(), threading.Event()
         self._refused = ""
         self._threads: list[threading.Thread] = []
+
+    def check(self) -> None:
+        """Check what only a start would show; nothing is made or opened.
+
+        Raises:
+            InputError: the token for orders cannot be read or kept.
+        """
+        if self._settings.listen is not None:
+            check_token(self._settings.state_dir, os.environ)
 
     @property
     def loops(self) -> Mapping[str, EngineLoop]:

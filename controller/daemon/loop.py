@@ -36,6 +36,7 @@ from trimtab.controller.daemon.state import MOST_HISTORY, Contact, Decision, Loo
 from trimtab.controller.daemon.tick import Tick, decision_of, detail_of, log_changes
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.live.live_engine import LiveEngine, Reading
+from trimtab.engine_bridge.live.snapshot import Unavailable
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.vllm.control_errors import ControlRefusedError, ControlUnavailableError
 
@@ -213,6 +214,9 @@ class EngineLoop:
             return Contact.STARTING if unknown else Contact.NO_CONTROL
         if control.plan_digest != self._plan.digest:
             return Contact.WRONG_PLAN
+        failure = reading.failure
+        if failure is not None and failure.reason is Unavailable.OTHER_ENGINE:
+            return Contact.WRONG_ENGINE
         if control.holder not in (None, self._holder):
             return Contact.STANDBY
         usable = self._younger(reading.telemetry, self._guard.settings.hold_after_intervals)

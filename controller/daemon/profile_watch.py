@@ -12,13 +12,14 @@ import glob
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,6 +38,8 @@ MOST_PROFILES: Final = 32
 ALERT_FILE: Final = "alert.json"
 """What was seen, beside the profile."""
 _NICE: Final = 19
+_SECRET: Final = re.compile(r"TRIMTAB_\w*(TOKEN|KEY|SECRET)")
+"""Names of environment variables with what the profile has no use for."""
 _FLUSH_WAIT_S: Final = 10.0
 _FLUSH_PAUSE_S: Final = 0.25
 _LOG: Final = logging.getLogger("trimtab.profile")
@@ -268,6 +271,7 @@ class _Job:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
+                env=_without_secrets(os.environ),
                 start_new_session=True,
             )
         with contextlib.suppress(ProcessLookupError):
@@ -284,6 +288,11 @@ class _Job:
         elif not self._given_up:
             last = (errors.strip().splitlines() or ["no word"])[-1]
             self.failure = f"profile: exit code {self._process.returncode}: {last[:300]}"
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of who needs no token: what it does not have it cannot leave behind."""
+    return {name: value for name, value in environment.items() if not _SECRET.fullmatch(name)}
 
 
 def flush_traffic_log(

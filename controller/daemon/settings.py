@@ -28,8 +28,15 @@ from trimtab.engine_bridge.plan.yaml_source import Source, read_source
 POLICIES: Final = ("static", "reactive", "learned")
 """Policies by name; `bundle:FOLDER` is one too."""
 MODEL_PREFIX: Final = "models:"
-_MOST_OF_GUARD: Final = {"canary_fraction": 1.0}
-"""Where a setting of the guard ends; more would make canary mode another name of active."""
+_MOST_OF_GUARD: Final = {
+    "canary_fraction": 1.0,
+    "hold_after_intervals": 100.0,
+    "static_after_intervals": 100.0,
+}
+"""Where a setting of the guard ends: more would make canary mode another name of active, and keep
+an allocation for which there are no figures any more."""
+_LEAST_OF_GUARD: Final = {"novel_intervals": 1, "novel_window": 1}
+"""Where one begins: with less the envelope would be off, or always be left."""
 _MOST_WHOLE: Final = 1_000_000
 _Given = TypeVar("_Given", str, Path)
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -182,6 +189,14 @@ class DaemonSettings(Section):
                 _check_reach(given)
             else:
                 _check_number(key, given, whole=known[key].type == "int")
+        settings = GuardSettings(**value)
+        if settings.novel_window < settings.novel_intervals:
+            raise fault(
+                "novel_window",
+                value=settings.novel_window,
+                bound=f"at least novel_intervals, {settings.novel_intervals}",
+                remedy="novel_fraction: 1 switches the envelope off",
+            )
         return value
 
     @model_validator(mode="after")
@@ -303,8 +318,10 @@ def _check_reach(given: object) -> None:
 def _check_number(key: str, given: object, *, whole: bool) -> None:
     number = isinstance(given, int | float) and not isinstance(given, bool)
     right = number and (isinstance(given, int) or not whole)
-    if not right or not 0 <= cast(float, given) < math.inf:
-        raise fault(key, value=given, bound=f"a {'whole ' if whole else ''}number, at least 0")
+    least = _LEAST_OF_GUARD.get(key, 0)
+    if not right or not least <= cast(float, given) < math.inf:
+        bound = f"a {'whole ' if whole else ''}number, at least {least}"
+        raise fault(key, value=given, bound=bound)
     most = _MOST_WHOLE if whole else _MOST_OF_GUARD.get(key, sys.float_info.max)
     if cast(float, given) > most:
         raise fault(key, value=given, bound=f"at most {most:g}")

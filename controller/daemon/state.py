@@ -29,6 +29,8 @@ class Contact(enum.StrEnum):
     """The control socket does not answer: the engine returns to its static plan by itself."""
     WRONG_PLAN = "wrong_plan"
     """The engine runs another plan: nothing is sent to it."""
+    WRONG_ENGINE = "wrong_engine"
+    """The figures are those of another engine than the socket's: nothing is sent to it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from trimtab.controller.daemon.command import CommandKind
 from trimtab.controller.web.health import not_alive, not_ready
 from trimtab.controller.web.metrics import DaemonMetrics
 from trimtab.controller.web.orders import ORDERS, OrderDoor
-from trimtab.controller.web.protect import ProtectiveHeaders
+from trimtab.controller.web.protect import ProtectiveHeaders, check_host
 from trimtab.controller.web.state_json import detail, overview
 from trimtab.controller.web.view import DaemonView
 from trimtab.engine_bridge.errors import did_you_mean
@@ -58,9 +58,9 @@ def make_app(view: DaemonView, token: str, *, hosts: Collection[str] = ()) -> St
         hosts: Names under which the daemon is reached, beside `localhost`, the machine's own name
             and addresses.
     """
-    pages = _Pages(view, metadata.version("trimtab"))
-    ours = ("localhost", socket.gethostname(), *hosts)
-    door = OrderDoor(view, token, {host.lower() for host in ours})
+    ours = {host.lower() for host in ("localhost", socket.gethostname(), *hosts)}
+    pages = _Pages(view, metadata.version("trimtab"), ours)
+    door = OrderDoor(view, token, ours)
     routes = [
         *(_content_route(path, _file(name), kind) for path, (name, kind) in PAGE.items()),
         _content_route("/icon.svg", ICON.encode(), "image/svg+xml"),
@@ -83,13 +83,14 @@ def make_app(view: DaemonView, token: str, *, hosts: Collection[str] = ()) -> St
 class _Pages:
     """What can be read."""
 
-    def __init__(self, view: DaemonView, version: str) -> None:
-        self._view, self._version = view, version
+    def __init__(self, view: DaemonView, version: str, hosts: Collection[str]) -> None:
+        self._view, self._version, self._hosts = view, version, hosts
         self._started_unix_s = view.now_unix_s()
         self._metrics = DaemonMetrics(view.states, view.now_unix_s, version=version)
 
     async def state(self, request: Request) -> Response:
         """Every engine in a line, and with `?engine=NAME` all about one; `&since=` shortens it."""
+        check_host(request.headers, self._hosts)
         states, now_unix_s = self._view.states(), self._view.now_unix_s()
         answer = overview(states, now_unix_s, self._version)
         engine = request.query_params.get("engine")

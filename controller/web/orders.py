@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from trimtab.agents.verdict import GuardMode
 from trimtab.controller.daemon.command import Command, CommandKind
-from trimtab.controller.web.protect import check_host, check_token, read_order
+from trimtab.controller.web.protect import check_host, check_origin, check_token, read_order
 from trimtab.controller.web.state_json import modes_to_order
 from trimtab.controller.web.view import DaemonView
 from trimtab.engine_bridge.errors import did_you_mean
@@ -44,6 +44,7 @@ class OrderDoor:
             HTTPException: it is refused.
         """
         check_host(request.headers, self._hosts)
+        check_origin(request.headers)
         check_token(request.headers, self._token)
         order = await read_order(request)
         _check_keys(order, {"engine", "by"} | ({"mode"} if kind is CommandKind.MODE else set()))

@@ -1,7 +1,7 @@
 """What stands between the network and the daemon: headers, the token, host names, body sizes.
 
-Reading is open to whoever reaches the port. An order needs the token, and must not come through a
-browser page of somebody else's.
+Reading is open to whoever reaches the port, but not to a browser page of somebody else's. An order
+needs the token as well. Metrics and health, which programs read under any name, check nothing.
 """
 
 from __future__ import annotations
@@ -85,16 +85,23 @@ def check_host(headers: Mapping[str, str], hosts: Collection[str]) -> None:
         hosts: Our names, in lower case.
 
     Raises:
-        HTTPException: 403 for another host, and for a page of another origin.
+        HTTPException: 403 for another host.
     """
-    host = headers.get("host", "")
-    name = _split(f"//{host}").hostname or ""
+    name = _split(f"//{headers.get('host', '')}").hostname or ""
     if not _is_address(name) and name not in hosts:
         raise HTTPException(
             403, "not one of the daemon's host names; use its address, or list the name in `hosts`"
         )
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Let pass what no browser page of another origin has sent.
+
+    Raises:
+        HTTPException: 403 for such a page.
+    """
     origin = headers.get("origin")
-    if origin is not None and _split(origin).netloc.lower() != host.lower():
+    if origin is not None and _split(origin).netloc.lower() != headers.get("host", "").lower():
         raise HTTPException(403, "an order cannot come from a page of another origin")
 
 

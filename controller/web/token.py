@@ -46,6 +46,28 @@ def own_token(state_dir: Path, environment: Mapping[str, str]) -> str:
     return read_token(path)
 
 
+def check_token(state_dir: Path, environment: Mapping[str, str]) -> None:
+    """Check that `own_token` will find a token or can keep one; nothing is made.
+
+    Raises:
+        TokenError: the token is not fit, or there is none and no place for one.
+    """
+    path = state_dir / TOKEN_FILE
+    if TOKEN_VARIABLE in environment:
+        _fit(environment[TOKEN_VARIABLE], TOKEN_VARIABLE)
+    elif path.exists():
+        read_token(path)
+    else:
+        there = next(folder for folder in (state_dir, *state_dir.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise TokenError(
+                str(state_dir),
+                key=TOKEN_FILE,
+                bound="in a folder that can be written to",
+                remedy=f"change state_dir or the rights of {there}, or set {TOKEN_VARIABLE}",
+            )
+
+
 def read_token(path: Path) -> str:
     """The token in a file that nobody but its owner can read.
 

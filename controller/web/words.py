@@ -44,6 +44,7 @@ CONTACTS: Final[Mapping[Contact, str]] = MappingProxyType(
         Contact.STANDBY: "standing by, another controller holds the lease",
         Contact.NO_CONTROL: "the control socket does not answer",
         Contact.WRONG_PLAN: "the engine runs another plan",
+        Contact.WRONG_ENGINE: "the figures are another engine's",
     }
 )
 """How a loop stands with its engine."""
@@ -118,6 +119,12 @@ def _not_in_charge(state: LoopState) -> Standing:
             return _bad(
                 "Not controlling: the engine runs another plan than this daemon",
                 "Nothing is sent. Give both the same plan file and restart the one that is behind.",
+            )
+        case Contact.WRONG_ENGINE:
+            return _bad(
+                "Not controlling: the figures are those of another engine than the socket's",
+                "Nothing is sent. See that `metrics` and `control` in the settings name the same "
+                "engine. After a restart of it this passes with the next scrape.",
             )
     returns = (
         f"It returns to its static plan by itself within {seconds(state.lease_left_s)}. "

@@ -14,6 +14,7 @@ from trimtab.engine_bridge.admission.core import Outcome
 from trimtab.engine_bridge.admission.refusal import Refusal
 from trimtab.engine_bridge.gateway.protocol import ABORT
 from trimtab.engine_bridge.gateway.sse import Usage
+from trimtab.engine_bridge.gateway.tracing import UNFOLLOWED, Unfollowed
 from trimtab.engine_bridge.gateway.upstream import Header
 from trimtab.engine_bridge.vllm.identity import Identity
 
@@ -57,6 +58,8 @@ class Exchange:
         """The event loop's time."""
         self.outcome = Outcome.UNREACHABLE
         self.ended = False
+        self.spans: Unfollowed = UNFOLLOWED
+        """What is noted of it for a trace."""
         self.blocked_since_s = math.inf
         """Since when the server has not taken the last piece."""
 

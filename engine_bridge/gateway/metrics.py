@@ -6,10 +6,11 @@ the code. No tenant is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
 
 from trimtab.engine_bridge.gateway.exchange import Exchange
 from trimtab.engine_bridge.gateway.fleet import Fleet
@@ -28,6 +29,7 @@ class GatewayMetrics:
         Args:
             registry: Where they are shown.
         """
+        self._registry = registry
         self._children: dict[tuple[object, ...], Any] = {}
         self._requests = Counter(
             f"{_PREFIX}_requests", "Requests that ended.", ["tier", "outcome"], registry=registry
@@ -114,6 +116,10 @@ class GatewayMetrics:
         self._held.set_function(held_bytes)
         self._lost.set_function(lost_rows)
 
+    def show_spans(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Say where the numbers of spans come from, by what became of them."""
+        self._registry.register(_Spans(counts))
+
     def refresh(self) -> None:
         """Bring the engines' gauges up to date."""
         for gauge in (self._in_flight, self._state, self._ejections):
@@ -125,3 +131,17 @@ class GatewayMetrics:
                 self._state.labels(name, state.value).set(engine.health.state is state)
         for tier, length in self._lengths().items():
             self._waiting.labels(tier).set(length)
+
+
+class _Spans:
+    """The spans that were sent and those that were dropped, for the registry."""
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Spans for traces, by what became of them."
+        family = CounterMetricFamily(f"{_PREFIX}_spans", text, labels=["outcome"])
+        for outcome, number in self._counts().items():
+            family.add_metric([outcome], number)
+        yield family

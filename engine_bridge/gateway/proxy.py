@@ -31,6 +31,7 @@ from trimtab.engine_bridge.gateway.request_body import (
     wants_usage,
 )
 from trimtab.engine_bridge.gateway.settings import GatewaySettings
+from trimtab.engine_bridge.gateway.tracing import ADMISSION, ATTEMPT, WAIT, Tracer
 from trimtab.engine_bridge.gateway.upstream import Fault, UpstreamError
 from trimtab.engine_bridge.gateway.waiting import NoEngineError, WaitingRoom
 from trimtab.engine_bridge.vllm.identity import Identifier, Identity, UnknownKeyError
@@ -89,6 +90,8 @@ class Proxy:
         """Requests under way."""
         self.bodies = BodyRoom(setup.settings.caps.bodies_mib << 20)
         """Memory for their bodies."""
+        self.tracer: Tracer | None = None
+        """Who follows requests for traces; None: nobody."""
         self._waiting, self._watcher, self._engine_key = waiting, watcher, engine_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,6 +100,8 @@ class Proxy:
             return
         loop = asyncio.get_running_loop()
         exchange = Exchange(scope, send, now_s=loop.time())
+        if self.tracer is not None:
+            exchange.spans = self.tracer.begin(scope)
         self.open.add(exchange)
         try:
             await self._serve(exchange, receive)
@@ -193,6 +198,7 @@ class Proxy:
     async def _admit(self, exchange: Exchange, setup: Setup, length: int) -> Ticket | None:
         if setup.admission is None:
             return None
+        exchange.spans.start(ADMISSION)
         judged = await setup.admission.admit(
             Asked(
                 identity=_known(exchange),
@@ -201,6 +207,7 @@ class Proxy:
                 body_bytes=length,
             )
         )
+        exchange.spans.stop(judged.code if isinstance(judged, Refusal) else "")
         if isinstance(judged, Refusal):
             raise RefusedError(judged)
         return judged
@@ -223,6 +230,7 @@ class Proxy:
         for _ in range(self.setup.settings.caps.attempts):
             engine = await self._find(exchange, tried)
             exchange.engine = engine.name
+            exchange.spans.start(ATTEMPT, engine.name)
             try:
                 if await self._try(exchange, engine, tried):
                     return
@@ -230,8 +238,10 @@ class Proxy:
                 fault = "status"
             except UpstreamError as error:
                 fault = error.fault.value
+                exchange.spans.stop(fault)
                 self._failed(exchange, engine, error)
                 broken += error.fault is not Fault.CONNECT
+            exchange.spans.stop(fault)
             tried.append(engine.name)
             exchange.retries += 1
             self._watcher.retried(engine.name, fault)
@@ -252,15 +262,18 @@ class Proxy:
                 raise RefusedError(refusals.model_not_found(exchange.model))
             engine = fleet.pick(pool, exchange.key, tried)
             if engine is not None:
+                exchange.spans.stop()
                 return engine
             # Whoever has failed on all of them may try them again once one is back.
             tried = []
             if ends_s is None:
                 ends_s = now_s() + self.setup.settings.time_outs.wait_s
+                exchange.spans.start(WAIT)
             try:
                 await self._waiting.wait(identity.tier, ends_s)
             except NoEngineError:
                 exchange.outcome = Outcome.UNREACHABLE
+                exchange.spans.stop("no_engine")
                 raise RefusedError(_no_engine(self.setup)) from None
 
     async def _try(self, exchange: Exchange, engine: Engine, tried: list[str]) -> bool:
@@ -280,12 +293,14 @@ class Proxy:
             tenant=identity.tenant,
             tier=identity.tier,
             length=len(exchange.raw),
+            trace=exchange.spans.heads,
         )
         engine.in_flight += 1
         engine.health.begin()
         answer = None
         try:
             answer = await engine.client.send(head, exchange.raw, repeatable=_may_repeat(exchange))
+            exchange.spans.answered(answer.status)
             relay = Relay(exchange, answer, now_s)
             await relay.hold()
             if engine.health.answered():

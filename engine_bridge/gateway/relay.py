@@ -74,6 +74,8 @@ class Relay:
         if self._whole:
             headers.append((b"content-length", b"%d" % len(self._held)))
         exchange.first_token_s = self._now_s()
+        if self._is_stream and self._stream.error is None:
+            exchange.spans.first_token()
         await exchange.start(answer.status, headers)
         if self._whole:
             self._note()

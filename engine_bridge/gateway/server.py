@@ -37,7 +37,7 @@ from trimtab.engine_bridge.gateway.waiting import WaitingRoom
 _LOG: Final = logging.getLogger("trimtab.gateway")
 _TICK_S: Final = 1.0
 _BACKLOG: Final = 2048
-_FIXED: Final = ("listen", "admin", "caps", "usage_dir")
+_FIXED: Final = ("listen", "admin", "caps", "usage_dir", "traces")
 """Settings that hold until the next start. Of `caps` connections, heads and bodies at once."""
 
 
@@ -68,9 +68,12 @@ class Gateway:
         self._reloading = asyncio.Lock()
         self._probes: dict[int, asyncio.Task[None]] = {}
         self._accounts = setups.make_accounts(files)
+        self._tracing = setups.make_tracing(files)
         self._engine_key = setups.engine_key()
         self._registry = CollectorRegistry()
         self._metrics = GatewayMetrics(self._registry)
+        if self._tracing is not None:
+            self._metrics.show_spans(self._tracing.export.counts)
         self._admission_metrics = AdmissionMetrics(files.plan.tiers, self._registry)
         self._admission: Admission | None = None
         self._main: _Server | None = None
@@ -95,6 +98,9 @@ class Gateway:
         self._setup = self._make_setup(self._files, before=None)
         self._waiting = WaitingRoom(settings.caps.waiting, monotonic_s=loop.time)
         self._proxy = Proxy(self._setup, self._waiting, self, engine_key=self._engine_key)
+        if self._tracing is not None:
+            self._proxy.tracer = self._tracing.tracer
+            self._tracing.export.start()
         self._prober = Prober(
             monotonic_s=loop.time, on_good_look=self._waiting.wake, engine_key=self._engine_key
         )
@@ -127,6 +133,8 @@ class Gateway:
                 await self._admission.close()
             if self._accounts is not None:
                 await asyncio.to_thread(self._accounts.close)
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.export.close)
             _LOG.info("stopped")
 
     @property
@@ -145,6 +153,8 @@ class Gateway:
         self._metrics.done(exchange, now_s)
         if self._accounts is not None:
             self._accounts.add(exchange, now_s)
+        if self._tracing is not None:
+            self._tracing.tracer.end(exchange)
 
     # Reload and stop.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.plan.faults import plan_error
-from trimtab.engine_bridge.plan.section import Name, PositiveCount, Section, fault
+from trimtab.engine_bridge.plan.section import Fraction, Name, PositiveCount, Section, Text, fault
 from trimtab.engine_bridge.plan.yaml_source import Source, read_source
 
 ENGINE_KEY: Final = "TRIMTAB_ENGINE_KEY"
@@ -135,6 +135,40 @@ class Caps(Section):
     """Most engines that a request is sent to, one after the other."""
 
 
+class TraceSettings(Section):
+    """Where OpenTelemetry's spans go, of how many requests, and what they say."""
+
+    endpoint: str
+    """The collector's URL for OTLP over HTTP, for instance `http://127.0.0.1:4318`; a path that is
+    left out is `/v1/traces`."""
+    headers_file: _File | None = None
+    """YAML file with headers for the collector, a name and a value a line; null: none. A bearer
+    token may be in the environment variable `TRIMTAB_TRACES_TOKEN` instead."""
+    sampled_fraction: Fraction = 0.01
+    """Share of requests that are followed, drawn by chance. 0: none but those of `parent` below."""
+    service_name: Annotated[Text, Field(min_length=1)] = "trimtab-gateway"
+    """What the spans call the gateway."""
+    client_context: Literal["link", "parent", "ignore"] = "link"
+    """What a client's `traceparent` counts for. `link`: the trace is the gateway's own and names
+    the client's span. `parent`: the client's trace goes on, and the client decides whether it is
+    followed, so trust your clients. `ignore`: nothing."""
+    tenants: Literal["none", "hashed", "named"] = "none"
+    """Whether spans say whose the request was: not, by a part of the name's SHA-256, or by name."""
+    time_out_s: _Seconds = 10.0
+    """Longest wait for the collector, seconds; nothing but its own thread waits."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        return _url(value)
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are posted to."""
+        parts = urlsplit(self.endpoint)
+        return self.endpoint if parts.path.strip("/") else f"{self.endpoint.rstrip('/')}/v1/traces"
+
+
 class GatewaySettings(Section):
     """The whole file. Paths are relative to the folder that the gateway is started in."""
 
@@ -164,6 +198,8 @@ class GatewaySettings(Section):
     """How long the gateway waits."""
     caps: Caps = Caps()
     """How much it takes."""
+    traces: TraceSettings | None = None
+    """Spans of requests for OpenTelemetry; null: none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

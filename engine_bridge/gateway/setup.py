@@ -6,6 +6,8 @@ It starts nothing and listens nowhere.
 from __future__ import annotations
 
 import os
+import random
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,16 @@ from trimtab.engine_bridge.admission.core import Admission
 from trimtab.engine_bridge.admission.settings import AdmissionSettings, load_admission
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.errors import InputError
+from trimtab.engine_bridge.gateway.collector import collector_headers
 from trimtab.engine_bridge.gateway.fleet import Fleet
 from trimtab.engine_bridge.gateway.settings import ENGINE_KEY, GatewaySettings, load_settings
+from trimtab.engine_bridge.gateway.tracing import Tracer
 from trimtab.engine_bridge.plan import Plan, load_plan
 from trimtab.engine_bridge.vllm.identity import Identifier, IdentitySettings, read_keys
 
 if TYPE_CHECKING:
     from trimtab.engine_bridge.gateway.accounts import Accounts
+    from trimtab.engine_bridge.gateway.span_export import SpanExport
 
 
 @dataclass
@@ -34,6 +39,16 @@ class Files:
     admission: AdmissionSettings | None
     specs: Mapping[str, EngineSpec]
     """Step times by engine; only engines that have some."""
+    collector_headers: Mapping[str, str] | None
+    """Headers for the collector of traces; None: there is none."""
+
+
+@dataclass
+class Tracing:
+    """What follows requests, and what sends the spans of them."""
+
+    tracer: Tracer
+    export: SpanExport
 
 
 @dataclass
@@ -66,7 +81,8 @@ def read_files(path: Path) -> Files:
         if engine.step_times is not None
     }
     limits = None if settings.admission is None else load_admission(settings.admission, plan)
-    return Files(settings, plan, Identifier(identity, plan), limits, specs)
+    headers = None if settings.traces is None else collector_headers(settings.traces, str(path))
+    return Files(settings, plan, Identifier(identity, plan), limits, specs, headers)
 
 
 def make_fleet(files: Files, *, before: Fleet | None, monotonic_s: Callable[[], float]) -> Fleet:
@@ -85,6 +101,24 @@ def make_accounts(files: Files) -> Accounts | None:
     from trimtab.engine_bridge.gateway.accounts import Accounts
 
     return Accounts(files.settings.usage_dir, files.specs)
+
+
+def make_tracing(files: Files) -> Tracing | None:
+    """What follows requests, if the settings want it; its thread is not started."""
+    settings = files.settings.traces
+    if settings is None or files.collector_headers is None:
+        return None
+    from trimtab.engine_bridge.gateway.span_export import SpanExport
+
+    export = SpanExport.of(settings, files.collector_headers)
+    tracer = Tracer(
+        settings,
+        export.keep,
+        generator=random.Random(),
+        monotonic_ns=time.perf_counter_ns,
+        wall_ns=time.time_ns,
+    )
+    return Tracing(tracer, export)
 
 
 def engine_key(environment: Mapping[str, str] = os.environ) -> str | None:

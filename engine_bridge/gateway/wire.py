@@ -46,6 +46,7 @@ def request_head(
     tenant: str = "",
     tier: str = "",
     length: int | None = None,
+    trace: bytes = b"",
 ) -> bytes:
     """Request line and headers of a request to an engine.
 
@@ -58,6 +59,7 @@ def request_head(
         tenant: Whose it is; empty: the gateway's own request. Like the next.
         tier: Its tier.
         length: Bytes of the body; None: there is none.
+        trace: Lines of headers that say which trace it belongs to.
     """
     lines = [
         b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n"
@@ -72,7 +74,7 @@ def request_head(
     if length is not None:
         lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % length)
     lines += [b"%b: %b\r\n" % header for header in headers if header[0] in _PASSED_TO_ENGINES]
-    lines.append(b"\r\n")
+    lines.append(trace + b"\r\n")
     return b"".join(lines)
 
 

@@ -32,6 +32,7 @@ from trimtab.engine_bridge.vllm.control_errors import (
 )
 from trimtab.engine_bridge.vllm.control_store import LONGEST_TTL_S
 from trimtab.engine_bridge.vllm.control_values import allocation_by_names, allocation_from
+from trimtab.engine_bridge.vllm.metric_families import START_ID
 
 __all__ = ["ControlPort", "ControlView", "LiveEngine", "Notice", "NoticeKind", "Reading"]
 
@@ -228,6 +229,7 @@ class LiveEngine:
         fresh, notices, failure = False, [], None
         try:
             seen = self._reader.end(self._deadline_s)
+            _check_start(control, seen, self.place)
             taken = self._take(seen, due_s)
             fresh, notices = taken.fresh, list(taken.notices)
             if taken.first_sight:
@@ -282,9 +284,27 @@ def _view(answer: Mapping[str, Any], static: Allocation, plan: Plan) -> ControlV
             lease_left_s=math.inf if left_s is None else float(left_s),
             plan=str(answer["plan"]),
             plan_digest=digest,
+            start_id=None if answer.get("start_id") is None else int(answer["start_id"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError, ProposalError) as error:
         raise _unlike(error) from error
+
+
+def _check_start(control: ControlView | None, seen: Seen, place: str) -> None:
+    """Refuse figures of another engine than that which takes the orders, as far as both tell.
+
+    Raises:
+        TelemetryUnavailableError: they are.
+    """
+    shown = seen.snapshot.values.get(START_ID, {}).get("")
+    if control is None or control.start_id is None or shown is None or shown == control.start_id:
+        return
+    raise TelemetryUnavailableError(
+        Unavailable.OTHER_ENGINE,
+        f"{place}: these are the figures of another engine than the control socket's, or of"
+        f" another start of it: start_id {shown:.0f}, not {control.start_id}; see that `metrics`"
+        " and `control` name the same engine and rank",
+    )
 
 
 def _unlike(error: Exception) -> ControlUnavailableError:

@@ -53,6 +53,8 @@ class ControlView:
     plan: str
     """Name of the engine's plan."""
     plan_digest: str
+    start_id: int | None
+    """Number of this start of the engine; None where it does not say one."""
 
 
 @dataclass(frozen=True, kw_only=True)

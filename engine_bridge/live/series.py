@@ -13,6 +13,7 @@ from trimtab.engine_bridge.vllm.metric_families import (
     ALLOCATION_FIELDS,
     ENGINE,
     ENGINE_FIELDS,
+    START_ID,
     TIER_FIELDS,
     Field,
 )
@@ -95,5 +96,7 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {name: _trimmed(name) for na
 """By name, what else it may be called: without the ends for kind and unit, as collectors between
 engine and Prometheus write it when they are set to trim suffixes. A metric that is renamed in a
 later version gets its former name here."""
-WANTED: Final = frozenset(_NEEDED) | {other for others in OTHER_NAMES.values() for other in others}
+WANTED: Final = frozenset((*_NEEDED, START_ID)) | {
+    other for others in OTHER_NAMES.values() for other in others
+}
 """Every name that a source has to keep."""

@@ -29,6 +29,8 @@ class Unavailable(enum.StrEnum):
     """A right answer without any of the engine's series: down, not scraped, or another selector."""
     MISSING_SERIES = "missing_series"
     """Some of the series that are needed are not there."""
+    OTHER_ENGINE = "other_engine"
+    """The figures are those of another engine than the control socket's, or of another start."""
 
 
 class TelemetryUnavailableError(TrimtabError):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
+from trimtab.engine_bridge.vllm.control_dial import Dial
 from trimtab.engine_bridge.vllm.control_errors import (
     ControlRefusedError,
     ControlSocketError,
@@ -51,7 +52,7 @@ class ControlClient:
         self._timeout_s = timeout_s
         self._ends_s = 0.0
         self._link: socket.socket | None = None
-        self._tcp = split_address(text.removeprefix(_TCP)) if text.startswith(_TCP) else None
+        self._tcp = Dial(*split_address(text.removeprefix(_TCP))) if text.startswith(_TCP) else None
         self._path = text.removeprefix(_UNIX)
         self._name = text
         self._token = os.environ.get(CONTROL_TOKEN, "") if token is None else token
@@ -150,7 +151,7 @@ class ControlClient:
     def _connect(self) -> socket.socket:
         try:
             if self._tcp is not None:
-                link = socket.create_connection(self._tcp, timeout=self._left_s())
+                link = self._tcp.connect(self._ends_s)
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return link
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

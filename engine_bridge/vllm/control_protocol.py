@@ -128,6 +128,7 @@ class Answers:
             "limited": _limited(state.limited),
             "plan": self._store.plan.name,
             "plan_digest": self._store.plan.digest,
+            "start_id": self._store.start_id,
         }
 
     def _set(self, request: Mapping[str, Any]) -> Reply:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from trimtab.engine_bridge.vllm.control_values import allocation_by_names, alloc
 
 LONGEST_TTL_S: Final = 86_400.0
 """Longest lease, seconds."""
+START_ID_BITS: Final = 48
+"""Length of a start's number: a metric's value, which is a double, holds it whole."""
 LONGEST_HOLDER: Final = 64
 """Longest name of a holder, characters."""
 
@@ -97,6 +100,7 @@ class AllocationStore:
         *,
         capacity_max_num_seqs: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        start_id: int | None = None,
     ) -> None:
         """Start on the static plan, version 0.
 
@@ -104,7 +108,11 @@ class AllocationStore:
             plan: Names, static shares, bounds and lease.
             capacity_max_num_seqs: Batch size that the engine was started for; None: the plan's.
             clock: Seconds that never go back; `take` must be given times of the same clock.
+            start_id: Below 2^`START_ID_BITS`; None: drawn.
         """
+        self.start_id = secrets.randbits(START_ID_BITS) if start_id is None else start_id
+        """Number of this start of the engine, drawn by chance: control socket and metrics say the
+        same one."""
         self._plan = plan
         self._capacity = capacity_max_num_seqs
         self._clock = clock

@@ -22,6 +22,8 @@ PROMISE: Final = "promise"
 """Value of the label `kind` of `target_attainment_ratio` where the targets are promised."""
 WISH: Final = "wish"
 """The same for a best-effort tier: nothing is promised."""
+START_ID: Final = "start_id"
+"""A value, not a label: of two starts that have written to one folder the latest counts."""
 GAUGE_MODE: Final = "livemostrecent"
 """Of the processes that have written a gauge the latest counts: after a restart of the engine the
 new one does, whatever the old one has left in the folder."""

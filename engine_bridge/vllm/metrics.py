@@ -23,6 +23,7 @@ from trimtab.engine_bridge.vllm.metric_families import (
     ENGINE_FIELDS,
     OUTCOMES,
     PROMISE,
+    START_ID,
     STEP_BUCKETS_S,
     TIER_FIELDS,
     WAIT_BUCKETS_S,
@@ -45,6 +46,7 @@ class TierMetrics:
         registry: Any = None,
         *,
         engine: str = "0",
+        start_id: int | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
         """Register the metrics; the static plan shows until an interval is reported.
@@ -53,6 +55,7 @@ class TierMetrics:
             plan: Names of tiers, pools and classes, targets, and how many tenants to name.
             registry: A `prometheus_client.CollectorRegistry`; None: the process's own.
             engine: Label of every metric, the data-parallel rank as vLLM's own metrics have it.
+            start_id: Number of this start, as the control socket says it; None: not shown.
             wall_s: Seconds since 1970.
 
         Raises:
@@ -69,6 +72,9 @@ class TierMetrics:
         )
         self._knobs = self._knob_puts(families)
         self._scalars(families)
+        if start_id is not None:
+            shown = families.gauge(START_ID, "Number of this start of the engine, by chance.")
+            self._child(shown).set(start_id)
         self._latencies(families)
         self._targets(families)
         most = plan.metrics.top_tenants

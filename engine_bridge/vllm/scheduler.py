@@ -116,6 +116,7 @@ class FairScheduler(AsyncScheduler):
             self._plan,
             self._settings,
             rank=rank,
+            start_id=self._store.start_id,
             block_size=self.hash_block_size,
             now_s=self._clock.now_s(),
         )
@@ -192,7 +193,10 @@ class FairScheduler(AsyncScheduler):
         """Take the time from somewhere else than the wall; before the first request."""
         self._clock = clock
         self._store = AllocationStore(
-            self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=clock.now_s
+            self._plan,
+            capacity_max_num_seqs=self.max_num_active_reqs,
+            clock=clock.now_s,
+            start_id=self._store.start_id,
         )
         self._watch.start(clock.now_s())
         self._idle.close()

@@ -41,6 +41,7 @@ class Watch:
         settings: PluginSettings,
         *,
         rank: int,
+        start_id: int,
         block_size: int,
         now_s: float,
         max_draft_tokens: int = 0,
@@ -51,6 +52,7 @@ class Watch:
             plan: Names and targets.
             settings: Folders of the logs, telemetry interval.
             rank: Data-parallel rank; other ranks than 0 log to a folder of their own.
+            start_id: Number of this start of the engine, for its metrics.
             block_size: Tokens of a block hash.
             now_s: The scheduler's time.
             max_draft_tokens: Longest draft; 0 without speculation.
@@ -59,7 +61,9 @@ class Watch:
         self.interval_s = settings.interval_s or float(plan.controller.interval_s)
         self._origin_s, origin_unix_s = now_s, time.time()
         self._metrics = (
-            TierMetrics(plan, engine=str(rank)) if METRICS_FOLDER in os.environ else None
+            TierMetrics(plan, engine=str(rank), start_id=start_id)
+            if METRICS_FOLDER in os.environ
+            else None
         )
         facts: dict[str, Any] = {
             "engine": settings.engine,

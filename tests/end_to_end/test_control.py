@@ -97,6 +97,14 @@ def test_nonsense_and_a_second_holder_change_nothing(
     assert now["allocation"]["max_num_seqs"] == CAP
 
 
+def test_metrics_and_control_say_the_same_start(server: Server, control: ControlClient) -> None:
+    import httpx
+
+    page = httpx.get(f"{server.url}/metrics", timeout=30).text
+    (shown,) = [line for line in page.splitlines() if line.startswith("trimtab_start_id{")]
+    assert int(float(shown.rpartition(" ")[2])) == control.get()["start_id"]
+
+
 def test_telemetry_tells_of_the_last_interval(server: Server, control: ControlClient) -> None:
     with InBackground(server, work(4, 50)) as load:
         load.answers()

@@ -19,6 +19,7 @@ from tests.end_to_end.gateway_process import (
     engine_process,
     gateway_process,
 )
+from tests.otlp_receiver import Receiver, Span, otlp_receiver
 from tests.vllm_server import KEYS, Server, running
 from tests.waiting import poll
 
@@ -27,13 +28,20 @@ openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 pytestmark = pytest.mark.slow
 
 LONGEST_PROMPT = 2000
+# vLLM sends its spans every five seconds, and by gRPC, unless it is told otherwise.
+TRACES_OF_VLLM = {
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_BSP_SCHEDULE_DELAY": "200",
+}
 
 
 class Fleet:
-    """A vLLM, a small engine in reserve, and the gateway."""
+    """A vLLM, a small engine in reserve, the gateway, and a collector of all their spans."""
 
-    def __init__(self, gateway: GatewayProcess, vllm: Server, spare: EngineProcess) -> None:
-        self.gateway, self.vllm, self.spare = gateway, vllm, spare
+    def __init__(
+        self, gateway: GatewayProcess, vllm: Server, spare: EngineProcess, collector: Receiver
+    ) -> None:
+        self.gateway, self.vllm, self.spare, self.collector = gateway, vllm, spare, collector
         self._opened: list[Any] = []
 
     def client(self, tenant: str) -> Any:
@@ -59,7 +67,15 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("gateway")
     with ExitStack() as stack:
-        vllm = stack.enter_context(running(tmp_path_factory.mktemp("vllm"), trust_labels=True))
+        collector = stack.enter_context(otlp_receiver())
+        vllm = stack.enter_context(
+            running(
+                tmp_path_factory.mktemp("vllm"),
+                *("--otlp-traces-endpoint", f"{collector.url}/v1/traces"),
+                env=TRACES_OF_VLLM,
+                trust_labels=True,
+            )
+        )
         spare = stack.enter_context(engine_process("spare", token_s=0.002))
         (folder / "keys.yaml").write_text(yaml.safe_dump({
             tenant: {"tier": tier, "keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}
@@ -82,9 +98,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             },
             "reserve_tiers": ["T0", "T3"],
             "probes": {"every_s": 0.5},
+            "traces": {"endpoint": collector.url, "sampled_fraction": 1.0},
         }
         gateway = stack.enter_context(gateway_process(folder, settings))
-        yield Fleet(gateway, vllm, spare)
+        yield Fleet(gateway, vllm, spare, collector)
 
 
 def test_answers_come_whole_streamed_and_not(fleet: Fleet) -> None:
@@ -176,6 +193,49 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(fleet: Fleet) -> No
     poll(lambda: running_now() == 0, what="it has ended", deadline_s=20)
 
 
+def test_the_engines_own_span_hangs_below_the_gateways(fleet: Fleet) -> None:
+    # The client's own words on its trace are linked and no more.
+    theirs = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
+    linked = [tuple(theirs.split("-")[1:3])]
+
+    async def test() -> None:
+        client, model = fleet.client("acme"), fleet.vllm.model
+        for stream in (False, True):
+            answer = await client.completions.create(
+                model=model, prompt="secret", max_tokens=7, stream=stream,
+                extra_headers={"traceparent": theirs},
+            )  # fmt: skip
+            if stream:
+                async for _ in answer:
+                    pass
+
+    def traced() -> list[tuple[Span, list[Span], list[Span]]]:
+        servers = [one for one in fleet.collector.spans if one.links == linked]
+        attempts = [fleet.collector.below(server)[-1:] for server in servers]
+        return [
+            (server, attempt, fleet.collector.below(attempt[0]))
+            for server, attempt in zip(servers, attempts, strict=True)
+            if attempt
+        ]
+
+    fleet.run(test())
+    poll(
+        lambda: len(traced()) == 2 and all(engines for _, _, engines in traced()),
+        what="two traces with a span of the engine",
+    )
+    for server, (attempt,), (engine,) in traced():
+        assert (server.name, server.kind) == ("POST /v1/completions", "SERVER")
+        assert [one.name for one in fleet.collector.below(server)] == [
+            "admission", f"text_completion {fleet.vllm.model}",
+        ]  # fmt: skip
+        assert (engine.name, engine.kind) == ("llm_request", "SERVER")
+        assert engine.attributes["gen_ai.usage.completion_tokens"] == 7
+        assert server.attributes["gen_ai.usage.output_tokens"] == 7
+        assert attempt.attributes["trimtab.engine"] == "vllm"
+        assert attempt.began_ns <= engine.began_ns <= attempt.ended_ns
+    assert "secret" not in str(fleet.collector.spans)
+
+
 def test_a_killed_vllm_loses_no_request_without_a_token(fleet: Fleet) -> None:
     """The last test: the vLLM is gone after it."""
     broken: list[str] = []
@@ -219,3 +279,15 @@ def test_a_killed_vllm_loses_no_request_without_a_token(fleet: Fleet) -> None:
     assert len(whole) + len(broken) == 60
     assert any("spare" in said for said in whole)
     assert fleet.gateway.metric("trimtab_gateway_retries_total", engine="vllm") > 0
+    poll(lambda: any(map(_was_saved, fleet.collector.spans)), what="the span of a saved request")
+    saved = next(filter(_was_saved, fleet.collector.spans))
+    attempts = [one for one in fleet.collector.below(saved) if one.kind == "CLIENT"]
+    assert attempts[0].attributes["trimtab.engine"] == "vllm"
+    assert attempts[0].failed
+    assert attempts[-1].attributes["trimtab.engine"] == "spare"
+    assert not attempts[-1].failed
+
+
+def _was_saved(span: Span) -> bool:
+    """Whether it is of a request that another engine has taken over."""
+    return bool(span.attributes.get("trimtab.retries")) and not span.failed

@@ -24,6 +24,7 @@ from tests.conformance.policy_conformance import PLAN, telemetry
 from tests.controller.daemon.audit_samples import SampleLoop
 from trimtab.agents.audit_entry import lost_entry
 from trimtab.agents.audit_read import read_audit
+from trimtab.controller.daemon.audit_file import Line
 from trimtab.controller.daemon.audit_log import AuditLog, NoAudit
 from trimtab.engine_bridge.plan import Plan
 from trimtab.training.whatif.audit_policies import RecordedPolicies
@@ -333,6 +334,23 @@ def test_a_failure_is_said_once_and_its_end_too(
     assert len(caplog.messages) == 2
     assert "written again" in caplog.messages[1]
     assert numbers(blocked) == list(range(1, 11))
+
+
+def test_a_fault_that_is_none_of_the_disks_is_waited_out_too(tmp_path: Path) -> None:
+    log = new_log(tmp_path)
+    write, faults = log._file.write, iter(range(3))
+
+    def write_or_fail(line: Line) -> None:
+        if next(faults, None) is not None:
+            raise ValueError("I/O operation on closed file")
+        write(line)
+
+    log._file.write = write_or_fail  # type: ignore[method-assign]
+    loop = SampleLoop(audit=log)
+    assert "ValueError: I/O operation on closed file" in log.failure
+    loop.tick(5)
+    assert (log.failure, log.lost) == ("", 0)
+    assert numbers(tmp_path) == list(range(1, 6))
 
 
 KILLED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -262,6 +263,12 @@ def test_checking_starts_nothing(tmp_path: Path, engine: StandIn, plan: Path) ->
     assert "in order" in done.stdout
     assert not (tmp_path / "state").exists()
     assert held_by(engine) is None
+    done = subprocess.run(
+        [*RUN, *flags, "--plan", str(plan)], env=os.environ | {"TRIMTAB_DAEMON_TOKEN": "short"},
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "TRIMTAB_DAEMON_TOKEN: must be at least 16 ASCII characters" in done.stderr
 
 
 @pytest.mark.parametrize(

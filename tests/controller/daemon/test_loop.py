@@ -296,6 +296,24 @@ def test_an_engine_of_another_plan_is_told_nothing() -> None:
     assert bench.engine.store.describe().holder is None
 
 
+def test_an_engine_with_anothers_figures_is_told_nothing() -> None:
+    bench = Bench().acting()
+    own, version = bench.engine.store.start_id, bench.engine.store.allocation.version
+    bench.page.spoil = lambda values: values.update(start_id={"": float(own ^ 1)})
+    state = bench.ticks()
+    assert state.contact is Contact.WRONG_ENGINE
+    assert f"start_id {own ^ 1}, not {own}" in state.detail
+    assert bench.ticks(2).history[-1].applied is None
+    assert bench.engine.store.allocation.version == version
+    # The lease runs out, and static comes back by itself.
+    bench.ticks(int(LEASE_S / INTERVAL_S))
+    assert bench.engine.store.describe().holder is None
+    bench.page.spoil = lambda values: values.update(start_id={"": float(own)})
+    state = bench.ticks()
+    assert state.contact is Contact.CONTROLLING
+    assert is_static(state.history[-1].asked)
+
+
 def test_an_engine_that_starts_again_begins_static_with_a_probation() -> None:
     bench = Bench().acting()
     bench.engine.restart()

@@ -230,6 +230,20 @@ def test_the_process_yields_to_everything_else(
     assert int((tmp_path / "slow.sh.nice").read_text()) == 19
 
 
+def test_the_process_gets_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shows = tmp_path / "shows.sh"
+    shows.write_text('#!/bin/sh\nenv > "$0.env"\n')
+    shows.chmod(0o755)
+    monkeypatch.setattr(profile_watch.sys, "executable", str(shows))
+    for name in ("CONTROL_TOKEN", "DAEMON_TOKEN", "ENGINE_KEY", "EMULATE"):
+        monkeypatch.setenv(f"TRIMTAB_{name}", "x")
+    engine = Engine(tmp_path).until_slow().intervals(62, 2000.0)
+    engine.jobs[0]()
+    lines = (tmp_path / "shows.sh.env").read_text().splitlines()
+    assert [line for line in lines if line.startswith("TRIMTAB_")] == ["TRIMTAB_EMULATE=x"]
+    assert any(line.startswith("PATH=") for line in lines)
+
+
 def test_a_tick_costs_microseconds(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     ticks = 3000

@@ -99,6 +99,12 @@ def test_an_engine_may_differ_from_what_holds_for_all(tmp_path: Path) -> None:
         ("probation_s: 120", f"probation_s: 1{'0' * 400}", "must be at most 1.79769e+308"),
         ("probation_s: 120", f"novel_window: 1{'0' * 400}", "must be at most 1e+06"),
         ("probation_s: 120", "canary_fraction: 7", "guard.canary_fraction: 7, must be at most 1"),
+        ("probation_s: 120", "static_after_intervals: 1e6",
+         "guard.static_after_intervals: 1000000.0, must be at most 100"),
+        ("probation_s: 120", "novel_window: 0", "guard.novel_window: 0, must be a whole number, at "
+         "least 1"),
+        ("probation_s: 120", "novel_window: 5", "guard.novel_window: 5, must be at least "
+         "novel_intervals, 6; novel_fraction: 1 switches the envelope off"),
         ("rank: 1", "rank: -1", "engines.b.rank: -1, must be at least 0"),
         ("prometheus: {url: \"http://prometheus:9090\", token_file: token, timeout_s: 2}\n", "",
          "engines.c.metrics: null, must be the URL of the engine's /metrics"),

@@ -186,6 +186,21 @@ def test_orders_must_be_addressed_to_us(daemon: FakeDaemon, host: str, status: i
 
 
 @pytest.mark.parametrize(
+    ("host", "status"), [("localhost:9464", 200), ("trimtab.example", 200), ("evil.example", 403)]
+)
+def test_what_is_read_by_browsers_must_be_asked_of_us(
+    daemon: FakeDaemon, host: str, status: int
+) -> None:
+    with client_of(daemon) as client:
+        answer = client.get("/api/state", headers={"Host": host})
+        assert answer.status_code == status
+        assert status == 200 or "`hosts`" in answer.json()["error"]
+        # Programs read these under whatever name leads here.
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert client.get(path, headers={"Host": host}).status_code != 403
+
+
+@pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://127.0.0.1:8000", "http://["]
 )
 def test_orders_of_a_foreign_page_are_refused(

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.controller.web.token import SHORTEST, TokenError, own_token, read_token
+from trimtab.controller.web.token import (
+    SHORTEST,
+    TokenError,
+    check_token,
+    own_token,
+    read_token,
+)
 
 
 def test_a_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
@@ -47,3 +53,19 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(TokenError, match="ASCII"):
         read_token(path)
+
+
+def test_a_check_makes_nothing_and_says_what_a_start_would_meet(tmp_path: Path) -> None:
+    check_token(tmp_path / "state" / "deeper", {})
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TokenError, match="openssl"):
+        check_token(tmp_path, {"TRIMTAB_DAEMON_TOKEN": "short"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TokenError, match=r"folder that can be written to.*TRIMTAB_DAEMON_TOKEN"):
+        check_token(tmp_path / "file" / "state", {})
+    (tmp_path / "token").write_text("x" * 32)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(TokenError, match="chmod 600"):
+        check_token(tmp_path, {})
+    (tmp_path / "token").chmod(0o600)
+    check_token(tmp_path, {})

@@ -63,6 +63,8 @@ def test_every_code_has_words_of_its_own() -> None:
          "The engine answers neither for control nor for metrics"),
         (state(contact=Contact.WRONG_PLAN), Level.BAD,
          "Not controlling: the engine runs another plan than this daemon"),
+        (state(contact=Contact.WRONG_ENGINE), Level.BAD,
+         "Not controlling: the figures are those of another engine than the socket's"),
         (fresh_state(), Level.NOTE, "Starting: the engine has not answered yet"),
     ],
 )  # fmt: skip

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from trimtab.engine_bridge.errors import InputError
-from trimtab.engine_bridge.gateway.settings import load_settings
+from trimtab.engine_bridge.gateway import collector
+from trimtab.engine_bridge.gateway.settings import TraceSettings, load_settings
 from trimtab.engine_bridge.gateway.setup import engine_key, read_files
 
 ENGINE = {"url": "http://127.0.0.1:8000", "models": ["m"]}
+TRACES = {"endpoint": "http://127.0.0.1:4318"}
 
 
 def read(folder: Path, **settings: Any) -> Any:
@@ -45,6 +47,11 @@ def test_the_least_file_has_one_engine(tmp_path: Path) -> None:
         ({"caps": {"body_mib": 0}}, ["caps.body_mib", "at least 1"]),
         ({"caps": {"bodies_mib": 8}}, ["caps.bodies_mib", "caps.body_mib, 64"]),
         ({"time_outs": {"wait": 3}}, ["time_outs.wait", "wait_s"]),
+        ({"traces": {}}, ["traces.endpoint", "must be given"]),
+        ({"traces": {**TRACES, "endpoint": "collector:4318"}}, ["traces.endpoint", "URL"]),
+        ({"traces": {**TRACES, "sampled_fraction": 2.0}}, ["traces.sampled_fraction", "at most 1"]),
+        ({"traces": {**TRACES, "client_context": "join"}}, ["traces.client_context", "link"]),
+        ({"traces": {**TRACES, "headers_file": "none.yaml"}}, ["none.yaml", "exists"]),
         ({"keys": "nowhere.yaml"}, ["nowhere.yaml"]),
         ({"admission": "nowhere.yaml"}, ["nowhere.yaml"]),
         ({"plan": "nowhere"}, ["nowhere"]),
@@ -80,3 +87,54 @@ def test_the_engines_key_must_fit_a_header() -> None:
     for bad in ("", "a b", "a\nb", "é"):
         with pytest.raises(InputError, match="TRIMTAB_ENGINE_KEY"):
             engine_key({"TRIMTAB_ENGINE_KEY": bad})
+
+
+def test_traces_without_their_extra_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_NEEDED", ("opentelemetry_of_nobody.sdk",))
+    with pytest.raises(InputError, match=r"traces: .*pip install 'trimtab\[otel\]'"):
+        read(tmp_path, traces=TRACES)
+    assert read(tmp_path).collector_headers is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a b: x", "must be the name of a header"),
+        ("key: 7", "line 1: key: must be text of printable ASCII characters; put it in quotes"),
+        ('key: "geheim\\n"', "line 1: key: must be text"),
+        ("- geheim", "write a name and a value a line"),
+        ("geheim", "write a name and a value a line"),
+    ],
+)
+def test_a_wrong_file_of_headers_is_named_and_its_values_are_not_shown(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    headers = tmp_path / "headers.yaml"
+    headers.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, traces={**TRACES, "headers_file": str(headers)})
+    assert words in str(caught.value)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_token_for_the_collector_must_fit_into_a_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_TRACES_TOKEN", "geheim\r\nx: y")
+    with pytest.raises(InputError, match="TRIMTAB_TRACES_TOKEN: must be printable") as caught:
+        read(tmp_path, traces=TRACES)
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://c:4318", "http://c:4318/v1/traces"),
+        ("http://c:4318/", "http://c:4318/v1/traces"),
+        ("https://c/otlp/v1/traces", "https://c/otlp/v1/traces"),
+    ],
+)
+def test_a_collector_without_a_path_has_the_usual_one(endpoint: str, url: str) -> None:
+    assert TraceSettings(endpoint=endpoint).traces_url == url

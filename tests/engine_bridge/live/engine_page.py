@@ -37,8 +37,8 @@ def served(number: int = 1, **fields: Any) -> TierTelemetry:
 class EnginePage:
     """What `/metrics` of an engine shows; `restart` begins a new engine's, with counters at 0."""
 
-    def __init__(self, plan: Plan = PLAN, *, rank: str = "0") -> None:
-        self.plan, self.rank = plan, rank
+    def __init__(self, plan: Plan = PLAN, *, rank: str = "0", start_id: int | None = None) -> None:
+        self.plan, self.rank, self.start_id = plan, rank, start_id
         self.time_s = 0.0
         self.unix_s = RAN_S
         self.restart()
@@ -48,7 +48,11 @@ class EnginePage:
         self.registry = prometheus_client.CollectorRegistry()
         self.time_s = 0.0
         self._metrics = TierMetrics(
-            self.plan, self.registry, engine=self.rank, wall_s=lambda: self.unix_s
+            self.plan,
+            self.registry,
+            engine=self.rank,
+            start_id=self.start_id,
+            wall_s=lambda: self.unix_s,
         )
 
     def interval(self, *tiers: TierTelemetry, interval_s: float = 2.0, **fields: Any) -> None:

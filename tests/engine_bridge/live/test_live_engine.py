@@ -120,6 +120,28 @@ def test_it_is_an_engine(engine: LiveEngine) -> None:
     assert not as_engine.finished
 
 
+@pytest.mark.parametrize("shown", ["none", "own", "other"])
+def test_figures_of_another_engine_than_the_sockets_are_refused(
+    make: Callable[..., LiveEngine], path: Path, clocks: Clocks, pages: Pages, shown: str
+) -> None:
+    with ControlClient(path) as client:
+        own = client.get()["start_id"]
+    pages.page = EnginePage(start_id={"none": None, "own": own, "other": own ^ 1}[shown])
+    engine = make()
+    engine.poll()
+    interval(pages, clocks, served(3))
+    reading = engine.poll()
+    assert reading.control is not None
+    assert reading.control.start_id == own
+    if shown == "other":
+        assert reading.telemetry is None
+        assert reading.failure is not None
+        assert reading.failure.reason is Unavailable.OTHER_ENGINE
+        assert f"start_id {own ^ 1}, not {own}" in str(reading.failure)
+    else:
+        assert (reading.failure, reading.fresh) == (None, True)
+
+
 def test_figures_and_what_holds_come_together(
     engine: LiveEngine, pages: Pages, clocks: Clocks
 ) -> None:

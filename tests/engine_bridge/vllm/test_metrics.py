@@ -232,7 +232,7 @@ from tests.engine_bridge.vllm.sample_telemetry import telemetry, tier
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.vllm.metrics import TierMetrics
 plan = load_plan()
-metrics = TierMetrics(plan)
+metrics = TierMetrics(plan, start_id=int(sys.argv[3]) if len(sys.argv) > 3 else None)
 arrivals, queue = int(sys.argv[1]), int(sys.argv[2])
 metrics.observe_interval(telemetry(plan, tier(arrivals=arrivals, queue_length=queue)))
 metrics.observe_finished(0, 0.3, 0.02, 2.0, 0.1, "finished")
@@ -243,7 +243,7 @@ def run(code: str, folder: Path, *arguments: str) -> str:
     root = Path(__file__).resolve().parents[3]
     environment = os.environ | {
         "PROMETHEUS_MULTIPROC_DIR": str(folder),
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join((str(root), os.environ.get("PYTHONPATH", ""))),
     }
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -276,9 +276,12 @@ def test_another_process_serves_what_the_engine_has_written(tmp_path: Path) -> N
 
 
 def test_after_a_restart_levels_are_the_new_ones_and_counts_go_on(tmp_path: Path) -> None:
-    run(ENGINE_PROCESS, tmp_path, "5", "9")
-    run(ENGINE_PROCESS, tmp_path, "2", "0")
+    first, second = 2**48 - 1, 2**48 - 3
+    run(ENGINE_PROCESS, tmp_path, "5", "9", str(first))
+    assert Scrape(run(SCRAPE, tmp_path))("start_id") == first
+    run(ENGINE_PROCESS, tmp_path, "2", "0", str(second))
     page = Scrape(run(SCRAPE, tmp_path))
+    assert page("start_id") == second
     assert page("queue_length", tier="T0") == 0
     assert page("arrivals_total", tier="T0") == 7
 

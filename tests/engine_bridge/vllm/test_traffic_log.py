@@ -260,7 +260,7 @@ def test_a_flush_counts_what_waits_what_is_written_and_what_is_lost(tmp_path: Pa
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_engine_offers_a_flush_where_it_keeps_a_log(tmp_path: Path, kept: bool) -> None:
     settings = PluginSettings(traffic_log_dir=str(tmp_path) if kept else None)
-    watch = Watch(load_plan(), settings, rank=0, block_size=16, now_s=0.0)
+    watch = Watch(load_plan(), settings, rank=0, start_id=1, block_size=16, now_s=0.0)
     assert (watch.flush_traffic is not None) == kept
     watch.close()
 
