@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimtab.training.economics.statement import Economics
+
 SCHEMA = 1
 
 
@@ -58,7 +60,7 @@ class TierMetrics:
     service_share: float
     """The tier's share of the engine time spent on requests."""
     cost_per_1k_calls: float
-    """The tier's share of the engine's cost while the trace arrived, USD for 1,000 finished."""
+    """The tier's part of the engine's cost (`economics`), USD for 1,000 finished requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,8 @@ class RunResult:
     tiers: dict[str, TierMetrics]
     engine: EngineMetrics
     fairness: Fairness
+    economics: Economics
+    """Who paid for the engine, and what that comes to a call and a token."""
     guard: GuardFacts | None = None
     """None for a policy without a guard."""
 
