@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,7 +26,7 @@ _BOUNDS: Final = {"kv": "kv_fractions", "prefill": "prefill_shares", "weight": "
 def reserve_of(plan: Plan, tier: str, knob: str) -> float:
     """The part of the whole that the plan reserves for the tier, in [0, 1]."""
     parts, own = _whole(plan, tier, knob)
-    return parts[own] / sum(parts.values())
+    return parts[own] / math.fsum(parts.values())
 
 
 def with_reserve(plan: Plan, tier: str, fraction: float, knobs: Sequence[str]) -> Plan:

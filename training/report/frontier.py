@@ -144,7 +144,7 @@ def render(study: ReserveStudy) -> str:
         f'<p class="soft">{study.trace.requests:,} requests over '
         f"{words.duration(study.trace.duration_s)} on {escape(study.engine)} under plan "
         f"{escape(study.plan)}, with more and less of it reserved for {escape(study.tier)}; "
-        f"{len(study.seeds)} seed{'s'[: len(study.seeds) > 1]}. Whiskers are 95 % intervals.</p>",
+        f"{len(study.seeds)} seed{'s'[: len(study.seeds) > 1]}.</p>",
     ]
     for frontier in study.frontiers:
         sentences = verdict(frontier)
@@ -165,22 +165,20 @@ def _chart(frontier: Frontier) -> str:
     if not known:
         return f'<p class="soft">No request of {escape(frontier.tier)}.</p>'
 
-    def ends(pick: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        intervals = [getattr(p, pick) for p in known]
-        return np.array([x for one in intervals for x in (one.low, one.high)])
-
-    swept = [p for p in known if not p.is_plan]
+    marks = [_mark(p, "f7" if p.dominated else "f0", frontier.plan) for p in known]
     best = [p for p in sorted(known, key=lambda p: p.goodput.mean) if not p.dominated]
     chart = scatter.scatter_chart(
         title=f"{frontier.tier}: attainment against the goodput of all tiers",
-        description=f"One point for each reserve of {frontier.tier}, from none to all, with 95 % "
-        "intervals; the line joins the points that none beats.",
-        x_axis=scatter.span_axis(ends("goodput")),
-        y_axis=scatter.span_axis(ends("attainment"), percent=True),
+        description=f"One point for each reserve of {frontier.tier}, from none to all, with the "
+        "95 % interval of its difference from the plan; the line joins the points that none beats.",
+        x_axis=scatter.span_axis(np.array([x for m in marks for x in (m.x, *m.x_range)])),
+        y_axis=scatter.span_axis(
+            np.array([y for m in marks for y in (m.y, *m.y_range)]), percent=True
+        ),
         x_label="goodput of all tiers, output tokens/s",
         y_label=f"{frontier.tier} within targets",
-        marks=[_mark(p, "f7" if p.dominated else "f0") for p in swept]
-        + [_mark(frontier.plan, "f1")],
+        # The plan's mark is drawn last, on top of the others.
+        marks=sorted(marks, key=lambda mark: mark.shape == "square"),
         curves=[
             scatter.Curve(
                 x=np.array([p.goodput.mean for p in best]),
@@ -191,12 +189,13 @@ def _chart(frontier: Frontier) -> str:
     )
     return (
         '<p class="soft">Numbers are the reserve. Filled: beaten by no point beyond chance. '
-        "Hollow: beaten. Square: the static plan.</p>"
+        "Hollow: beaten. Square: the static plan. Whiskers: the 95 % interval of the difference "
+        "from the plan.</p>"
         f'<figure class="large">{chart}</figure>'
     )
 
 
-def _mark(point: Point, css: str) -> scatter.Mark:
+def _mark(point: Point, css: str, plan: Point) -> scatter.Mark:
     shape = "square" if point.is_plan else "ring" if point.dominated else "dot"
     label = "plan" if point.is_plan else reserve(point.reserve)
     if point.knee:
@@ -205,18 +204,23 @@ def _mark(point: Point, css: str) -> scatter.Mark:
     return scatter.Mark(
         x=point.goodput.mean,
         y=point.attainment.mean,
-        x_range=(point.goodput.low, point.goodput.high),
-        y_range=(point.attainment.low, point.attainment.high),
-        css=css,
+        x_range=_around(plan.goodput, point.goodput_gain),
+        y_range=_around(plan.attainment, point.attainment_gain),
+        css="f1" if point.is_plan else css,
         shape=shape,
         label="" if point.dominated and not point.is_plan else label,
         title=told + f"{words.number(point.goodput.mean)} tokens/s",
     )
 
 
+def _around(plan: Interval, gain: Interval) -> tuple[float, float]:
+    return plan.mean + gain.low, plan.mean + gain.high
+
+
 def _table(frontier: Frontier) -> str:
     heads = (
         "Reserve",
+        "Marks",
         f"{escape(frontier.tier)} within targets<small>95 % interval</small>",
         "Goodput of all<small>tokens/s</small>",
         "Others' goodput<small>tokens/s</small>",
@@ -224,7 +228,6 @@ def _table(frontier: Frontier) -> str:
         "1M good tokens<small>USD</small>",
         "Goodput forgone<small>USD/h, 95 % interval</small>",
         f"{escape(frontier.tier)} pays<small>USD/h</small>",
-        "Marks",
     )
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     body = "".join(_table_row(point) for point in frontier.points)
@@ -234,6 +237,7 @@ def _table(frontier: Frontier) -> str:
 def _table_row(point: Point) -> str:
     reached, forgone = point.attainment, point.forgone_usd_per_hour
     cells = (
+        escape(", ".join(marks_of(point))),
         f"{words.percent(reached.mean, 2)} <small>{words.percent(reached.low, 2)} to "
         f"{words.percent(reached.high, 2)}</small>",
         words.number(point.goodput.mean),
@@ -243,7 +247,6 @@ def _table_row(point: Point) -> str:
         f"{words.signed_dollars(forgone.mean)} <small>"
         f"{words.dollars_between(forgone.low, forgone.high)}</small>",
         words.dollars(point.tier_usd_per_hour),
-        escape(", ".join(marks_of(point))),
     )
     row = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr><th scope="row">{reserve(point.reserve)}</th>{row}</tr>'

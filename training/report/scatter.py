@@ -14,8 +14,8 @@ import numpy as np
 
 from trimtab.training.report.svg import Axis, FloatArray, round_step, short
 
-WIDTH, HEIGHT = 680, 340
-LEFT, RIGHT, TOP, BOTTOM = 62, 18, 14, 46
+WIDTH, HEIGHT = 460, 280
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 46
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +137,12 @@ def _mark(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
         f'V{high_y:.1f}"/>'
     )
     beyond = x > WIDTH - RIGHT - 60
+    # A square is drawn over others: its label keeps out of theirs.
+    lower = 18 if mark.shape == "square" else -8
     text = ""
     if mark.label:
         text = (
-            f'<text class="note" x="{x + (-9 if beyond else 9):.1f}" y="{y - 8:.1f}" '
+            f'<text class="note" x="{x + (-9 if beyond else 9):.1f}" y="{y + lower:.1f}" '
             f'text-anchor="{"end" if beyond else "start"}">{escape(mark.label)}</text>'
         )
     return f"<g><title>{escape(mark.title or mark.label)}</title>{whiskers}{drawn}</g>{text}"
