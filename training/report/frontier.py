@@ -165,7 +165,9 @@ def _chart(frontier: Frontier) -> str:
     if not known:
         return f'<p class="soft">No request of {escape(frontier.tier)}.</p>'
 
-    marks = [_mark(p, "f7" if p.dominated else "f0", frontier.plan) for p in known]
+    price = frontier.price
+    ends = (price.reserve_from, price.reserve_to)
+    marks = [_mark(p, frontier.plan, named=p.reserve in ends or p.knee) for p in known]
     best = [p for p in sorted(known, key=lambda p: p.goodput.mean) if not p.dominated]
     chart = scatter.scatter_chart(
         title=f"{frontier.tier}: attainment against the goodput of all tiers",
@@ -176,7 +178,6 @@ def _chart(frontier: Frontier) -> str:
             np.array([y for m in marks for y in (m.y, *m.y_range)]), percent=True
         ),
         x_label="goodput of all tiers, output tokens/s",
-        y_label=f"{frontier.tier} within targets",
         # The plan's mark is drawn last, on top of the others.
         marks=sorted(marks, key=lambda mark: mark.shape == "square"),
         curves=[
@@ -188,14 +189,16 @@ def _chart(frontier: Frontier) -> str:
         ],
     )
     return (
-        '<p class="soft">Numbers are the reserve. Filled: beaten by no point beyond chance. '
-        "Hollow: beaten. Square: the static plan. Whiskers: the 95 % interval of the difference "
-        "from the plan.</p>"
-        f'<figure class="large">{chart}</figure>'
+        '<p class="soft">Named are the plan, the knee and the ends, by their reserve. Filled: '
+        "beaten by no point beyond chance. Hollow: beaten. Square: the static plan. Whiskers: the "
+        "95 % interval of the difference from the plan.</p>"
+        f'<figure class="large"><figcaption>{escape(frontier.tier)} within targets '
+        f"<small>against the goodput of all</small></figcaption>{chart}</figure>"
     )
 
 
-def _mark(point: Point, css: str, plan: Point) -> scatter.Mark:
+def _mark(point: Point, plan: Point, *, named: bool) -> scatter.Mark:
+    """A point; those that are told of carry their reserve, so that labels keep apart."""
     shape = "square" if point.is_plan else "ring" if point.dominated else "dot"
     label = "plan" if point.is_plan else reserve(point.reserve)
     if point.knee:
@@ -206,9 +209,9 @@ def _mark(point: Point, css: str, plan: Point) -> scatter.Mark:
         y=point.attainment.mean,
         x_range=_around(plan.goodput, point.goodput_gain),
         y_range=_around(plan.attainment, point.attainment_gain),
-        css="f1" if point.is_plan else css,
+        css="f1" if point.is_plan else "f7" if point.dominated else "f0",
         shape=shape,
-        label="" if point.dominated and not point.is_plan else label,
+        label=label if named or point.is_plan else "",
         title=told + f"{words.number(point.goodput.mean)} tokens/s",
     )
 

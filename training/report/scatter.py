@@ -58,7 +58,10 @@ def span_axis(values: FloatArray, *, percent: bool = False) -> Axis:
     def text(value: float) -> str:
         return f"{100 * value:.{digits}g} %" if percent else short(value, digits)
 
-    return Axis(low=ticks[0], high=ticks[-1], ticks=tuple((v, text(v)) for v in ticks))
+    # No share is beyond the whole.
+    ticks = [min(v, 1.0) for v in ticks] if percent else ticks
+    shown = {text(v): v for v in ticks}
+    return Axis(low=ticks[0], high=ticks[-1], ticks=tuple((v, t) for t, v in shown.items()))
 
 
 def scatter_chart(
@@ -68,12 +71,11 @@ def scatter_chart(
     x_axis: Axis,
     y_axis: Axis,
     x_label: str,
-    y_label: str,
     marks: Sequence[Mark],
     curves: Sequence[Curve] = (),
 ) -> str:
     """The chart as an SVG element."""
-    body = [_grid(x_axis, y_axis, x_label, y_label)]
+    body = [_grid(x_axis, y_axis, x_label)]
     for curve in curves:
         points = zip(_across(x_axis, curve.x), _up(y_axis, curve.y), strict=True)
         path = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -95,7 +97,7 @@ def _up(axis: Axis, values: FloatArray) -> FloatArray:
     return np.asarray(HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM))
 
 
-def _grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> str:
+def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> str:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for value, text in y_axis.ticks:
@@ -106,43 +108,42 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str) -> str:
         )
     for value, text in x_axis.ticks:
         x = float(_across(x_axis, np.array([value]))[0])
+        anchor = "end" if x > right - 18 else "middle"
         parts.append(
             f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{text}</text>'
         )
     middle = (LEFT + right) / 2
     return (
         f"{''.join(parts)}"
         f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">'
         f"{escape(x_label)}</text>"
-        f'<text class="tick" x="{LEFT + 4}" y="{TOP + 10}">{escape(y_label)}</text>'
     )
 
 
 def _mark(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
     x, low_x, high_x = _across(x_axis, np.array([mark.x, *mark.x_range]))
     y, low_y, high_y = _up(y_axis, np.array([mark.y, *mark.y_range]))
-    size = 6 if mark.shape == "square" else 5
-    if mark.shape == "square":
-        drawn = (
-            f'<rect class="{mark.css}" x="{x - size:.1f}" y="{y - size:.1f}" '
-            f'width="{2 * size}" height="{2 * size}"/>'
-        )
-    else:
-        hollow = " hollow" if mark.shape == "ring" else ""
-        css = mark.css if not hollow else f"s{mark.css[1:]}"
-        drawn = f'<circle class="{css}{hollow}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>'
     whiskers = (
         f'<path class="whisker" d="M{low_x:.1f},{y:.1f}H{high_x:.1f}M{x:.1f},{low_y:.1f}'
         f'V{high_y:.1f}"/>'
     )
-    beyond = x > WIDTH - RIGHT - 60
+    told = f"<title>{escape(mark.title or mark.label)}</title>"
+    label = _label(mark, float(x), float(y)) if mark.label else ""
+    return f"<g>{told}{whiskers}{_shape(mark, float(x), float(y))}</g>{label}"
+
+
+def _shape(mark: Mark, x: float, y: float) -> str:
+    if mark.shape == "square":
+        return f'<rect class="{mark.css}" x="{x - 6:.1f}" y="{y - 6:.1f}" width="12" height="12"/>'
+    css = f"s{mark.css[1:]} hollow" if mark.shape == "ring" else mark.css
+    return f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+
+
+def _label(mark: Mark, x: float, y: float) -> str:
     # A square is drawn over others: its label keeps out of theirs.
-    lower = 18 if mark.shape == "square" else -8
-    text = ""
-    if mark.label:
-        text = (
-            f'<text class="note" x="{x + (-9 if beyond else 9):.1f}" y="{y + lower:.1f}" '
-            f'text-anchor="{"end" if beyond else "start"}">{escape(mark.label)}</text>'
-        )
-    return f"<g><title>{escape(mark.title or mark.label)}</title>{whiskers}{drawn}</g>{text}"
+    aside = mark.shape == "square"
+    left = aside or x > WIDTH - RIGHT - 60
+    at = f'x="{x + (-10 if left else 9):.1f}" y="{y + (4 if aside else -8):.1f}"'
+    anchor = "end" if left else "start"
+    return f'<text class="note" {at} text-anchor="{anchor}">{escape(mark.label)}</text>'
