@@ -6,8 +6,8 @@ Two things are sold. **Worked time** is what the steps took beyond the time that
 is paid by service. The **spare time** (nothing ran, or the fixed part of a step, which one token
 pays for as well as a thousand) is the price of having the engine there; it is paid by space, every
 KV block alike. A held block is paid by the pool whose requests hold it, so who borrows pays; a
-guaranteed block that lies idle and is not lent is paid by the pool that it is kept for. docs/
-economics.md says why.
+guaranteed block that lies idle and is not lent is paid by the pool that it is kept for. Why so:
+docs/economics.md.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ def fixed_step_ms(spec: EngineSpec) -> float:
     return float(linear_ms(spec.coef, 1.0, 1.0))
 
 
-def read_meter(
-    result: ReplayResult, *, plan: Plan, spec: EngineSpec, duration_s: float, speed: float = 1.0
-) -> Meter:
+def read_meter(result: ReplayResult, *, plan: Plan, spec: EngineSpec, duration_s: float) -> Meter:
     """What a run used.
 
     Args:
@@ -35,11 +33,10 @@ def read_meter(
         plan: that the run was under; says which tiers share a pool.
         spec: the engine, for the fixed part of a step.
         duration_s: of the trace; what the run did not last of it counts as idle.
-        speed: true step time over the model's in that run.
     """
     pool_of_tier = np.array(plan.pool_of_tier, np.int64)
     first_tier = [plan.pool_of_tier.index(pool) for pool in range(len(plan.pools))]
-    fixed_s = fixed_step_ms(spec) * speed * 1e-3
+    fixed_s = fixed_step_ms(spec) * 1e-3
     length: list[float] = []
     worked: list[float] = []
     service: list[list[float]] = []
