@@ -139,6 +139,15 @@ def test_a_tier_that_was_never_served_pays_for_its_reserve() -> None:
     assert split.compute_usd[3] == 0
 
 
+def test_a_shared_guarantee_is_paid_by_shares_however_much_each_tier_sends() -> None:
+    used = meter(
+        worked_s=[1], service_ms=[[0, 900, 0, 0]], held=[[30, 0, 0]], guaranteed=[[70, 20, 10]]
+    )
+    split = split_cost(used, 1.0)
+    assert split.idle_reserve_usd[:2] == pytest.approx([0.4 * 0.55 / 0.85, 0.4 * 0.3 / 0.85])
+    assert split.kv_held_usd == pytest.approx([0, 0.3, 0, 0])
+
+
 @given(meters(whole=True), st.data())
 def test_reserving_more_never_costs_less_nor_others_more(used: Meter, data: st.DataObject) -> None:
     pools = used.held_blocks.shape[1]

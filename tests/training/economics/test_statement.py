@@ -99,6 +99,15 @@ def test_a_run_that_never_was_is_idle_for_the_length_of_the_trace() -> None:
     assert parts == pytest.approx([0.7 * 0.55 / 0.85, 0.7 * 0.3 / 0.85, 0.2, 0.1])
 
 
+def test_what_a_run_did_not_last_of_the_trace_is_idle() -> None:
+    trace = traffic(7, requests=5, tiers=(0,), span_s=10.0)
+    result = drive(trace, make_policy("static"), PLAN, SPEC, seed=0, drain_s=600.0)
+    meter = read_meter(result, plan=PLAN, spec=SPEC, duration_s=100.0)
+    assert meter.length_s.sum() == pytest.approx(100.0)
+    assert (meter.worked_s[-1], meter.service_ms[-1].sum()) == (0, 0)
+    assert meter.guaranteed_blocks[-1] / SPEC.num_gpu_blocks == pytest.approx([0.7, 0.2, 0.1])
+
+
 def test_tiers_without_requests_pay_their_reserve_and_nothing_else() -> None:
     money = account(traffic(3, requests=10, tiers=(0,), span_s=60.0))
     idle = money.tiers["T2"]
