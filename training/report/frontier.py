@@ -63,9 +63,14 @@ def _bought(frontier: Frontier) -> str:
                 f"Attainment costs no goodput here: {reserve(price.reserve_to)} has the most of "
                 "both."
             )
+        what = (
+            "Attainment costs no goodput beyond chance here"
+            if price.attainment_points.low > 0
+            else "No attainment beyond chance is to be bought here"
+        )
         return (
-            "Attainment costs no goodput beyond chance here, along the points that none beats: "
-            f"from {reserve(price.reserve_from)} to {reserve(price.reserve_to)}, "
+            f"{what}, along the points that none beats: from {reserve(price.reserve_from)} to "
+            f"{reserve(price.reserve_to)}, "
             f"{_points(price.attainment_points)} points for {_usd(price.usd_per_hour)} an hour."
         )
     knee = frontier.knee

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trimtab.training.economics.frontier import Counts, Frontier, Setting, find_frontier
+from trimtab.training.report.frontier import verdict
 from trimtab.training.whatif.statistics import BINS
 
 
@@ -101,6 +102,37 @@ def test_the_plans_reserve_costs_the_others_what_they_would_serve_without() -> N
     found = judged(setting(0.0, 0.8, 1000), setting(0.5, 0.9, 800, is_plan=True))
     # The others lose 100 tokens/s of the 800 that the engine's 4 USD an hour make.
     assert found.opportunity_usd_per_hour.mean == pytest.approx(4.0 * 100 / 800)
+
+
+def told(found: Frontier) -> str:
+    return " ".join(verdict(found))
+
+
+def test_the_verdict_says_what_a_point_costs() -> None:
+    words = told(
+        judged(
+            setting(0.0, 0.80, 1000), setting(0.5, 0.95, 980, is_plan=True), setting(1.0, 0.98, 800)
+        )
+    )
+    assert "from 80.00 % (at 0 %) to 98.00 % (at 100 %)" in words
+    assert "gains +18.0 (+18.0 to +18.0) points" in words
+    assert "$0.044 ($0.044 to $0.044) an hour for a point, of the engine's $4.00" in words
+    assert "bends at 50 %" in words
+    assert "beaten by no point" in words
+
+
+def test_the_verdict_tells_what_is_free_from_what_is_not_to_be_had() -> None:
+    plan = setting(0.5, 0.90, 1000, is_plan=True)
+    assert "Attainment costs no goodput here: 90 %" in told(judged(plan, setting(0.9, 0.95, 1100)))
+    free = told(judged(plan, setting(0.9, 0.95, 999.9, noise=0.01)))
+    assert "costs no goodput beyond chance" in free
+    nothing = told(judged(plan, setting(0.1, 0.905, 900, noise=0.05)))
+    assert "No attainment beyond chance" in nothing
+
+
+def test_the_verdict_names_what_beats_the_plan() -> None:
+    words = told(judged(setting(0.1, 0.95, 1100), setting(0.5, 0.9, 1000, is_plan=True)))
+    assert "is beaten: 10 % reserved gives 95.00 % and 1,100 tokens/s" in words
 
 
 def test_a_tier_without_requests_has_no_attainment_and_no_price() -> None:
