@@ -157,7 +157,8 @@ def whatif(
         drain_s=default_drain_s(contenders[0].plan) if drain_s is None else drain_s,
         keep_requests=requests is not None,
     )
-    command = _command(
+    command = command_line(
+        "whatif",
         {"--trace": trace, "--plan": plan, "--policy": policy, "--engine": engine}
         | {"--seeds": seeds, "--drain-s": drain_s, **limits, "--html": html},
         caching=enable_prefix_caching,
@@ -265,9 +266,9 @@ def _no_repeats(flag: str, names: Sequence[str]) -> None:
             raise FlagError(flag, value=name, bound="given once", remedy="leave one of them out")
 
 
-def _command(options: Mapping[str, object], *, caching: bool | None) -> str:
+def command_line(name: str, options: Mapping[str, object], *, caching: bool | None) -> str:
     """The command line that gives the same result; options that were left out stay out."""
-    words = ["trimtab", "whatif"]
+    words = ["trimtab", name]
     for flag, value in options.items():
         for one in value if isinstance(value, list) else [value]:
             if one is not None:

@@ -114,6 +114,28 @@ def test_the_verdict_comes_first_then_tables_plots_and_method(page: str) -> None
     assert "trimtab whatif --trace &#x27;a b&#x27;" in page
 
 
+def test_the_cost_section_has_every_tier_and_the_engine(outcome: Outcome, page: str) -> None:
+    section = page[page.index('id="economics"') : page.index('id="figures"')]
+    assert section.count('class="group"') == len(PLAN.tiers) + 1
+    assert section.count("Break-even price") == len(PLAN.tiers) + 1
+    assert "Revenue" not in section
+    for run in outcome.result.results:
+        hourly = run.economics.engine.cost_usd / run.economics.window_s * 3600
+        assert hourly == pytest.approx(run.economics.usd_per_hour)
+        assert words.dollars(hourly) in section
+
+
+def test_what_a_priced_tier_brings_in_is_told(outcome: Outcome) -> None:
+    result = outcome.result
+    run = result.results[0]
+    sold = replace(run.economics.tiers["T0"], price_per_1m_tokens=9.0, revenue_usd=0.5)
+    money = replace(run.economics, tiers={**run.economics.tiers, "T0": sold})
+    priced = replace(result, results=(replace(run, economics=money), *result.results[1:]))
+    page = render(replace(outcome, result=priced))
+    assert "priced at $9.00" in page
+    assert page.count("Revenue / margin an hour") == 1
+
+
 def test_one_contender_needs_no_differences() -> None:
     page = render(make(policies=("static",)))
     assert 'id="differences"' not in page

@@ -101,6 +101,12 @@ def test_json_has_the_keys_of_schema_1_and_no_nan(outcome: Outcome) -> None:
         run["engine"]
     )
     assert {"jain", "service_gap_ms", "service_gap_bound_ms"} <= set(run["fairness"])
+    money = run["economics"]
+    assert {"window_s", "usd_per_hour", "tiers", "engine"} == set(money)
+    assert money["tiers"]["T0"]["usd_per_1k_calls"] == run["tiers"]["T0"]["cost_per_1k_calls"]
+    assert sum(tier["cost_usd"] for tier in money["tiers"].values()) == pytest.approx(
+        money["engine"]["cost_usd"], rel=1e-9
+    )
     gap = data["differences"][0]
     assert {"policy", "against", "metric", "mean", "ci95"} <= set(gap)
     assert len(gap["ci95"]) == 2

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from trimtab.engine_bridge import pricing
-from trimtab.training.report import plots, tables, words
+from trimtab.training.report import economics, plots, tables, words
 from trimtab.training.report.verdict import Verdict, verdict
 from trimtab.training.whatif import statistics, variation
 from trimtab.training.whatif.compare import reference_label
@@ -48,13 +48,19 @@ def render(outcome: Outcome) -> str:
             tables.difference_table(result),
         ]
     parts += [
+        '<h2 id="economics">What it cost</h2>',
+        economics.section(result),
         '<h2 id="figures">All figures</h2>',
         tables.details(result),
         '<h2 id="method">Method</h2>',
         _method(outcome),
     ]
+    return document(f"What-if: {' vs '.join(result.policies)} on {result.engine}", parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole page around its parts, with the style sheet inside."""
     css = resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-    title = f"What-if: {' vs '.join(result.policies)} on {result.engine}"
     body = _UNIT.sub("\N{NO-BREAK SPACE}", chr(10).join(parts))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -70,7 +76,7 @@ def _top(result: WhatIfResult) -> str:
     links = [("overview", "Promises"), ("time", "Over time")]
     if len(result.policies) > 1:
         links.append(("differences", "Differences"))
-    links += [("figures", "All figures"), ("method", "Method")]
+    links += [("economics", "Cost"), ("figures", "All figures"), ("method", "Method")]
     nav = "".join(f'<a href="#{anchor}">{text}</a>' for anchor, text in links)
     return (
         f"<h1>What if: {escape(', '.join(result.policies))}</h1>"

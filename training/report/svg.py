@@ -61,7 +61,7 @@ class Rule:
 def linear_axis(highest: float, *, low: float = 0.0, percent: bool = False) -> Axis:
     """An axis from `low` to at least `highest`, with round ticks."""
     span = highest - low if highest > low else 1.0
-    step = _round_step(span / 4)
+    step = round_step(span / 4)
     top = low + math.ceil(span / step - 1e-9) * step
     values = [low + i * step for i in range(round((top - low) / step) + 1)]
     text = (lambda v: f"{v * 100:g} %") if percent else short
@@ -176,12 +176,12 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def short(value: float) -> str:
-    """A number in at most five characters: 0.25, 12, 3.4k, 2M."""
+def short(value: float, digits: int = 3) -> str:
+    """A number with few figures, three of them in at most five characters: 0.25, 12, 3.4k, 2M."""
     for size, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{mark}"
-    return f"{value:.3g}"
+            return f"{value / size:.{digits}g}{mark}"
+    return f"{value:.{digits}g}"
 
 
 def time_label(seconds: float) -> str:
@@ -256,7 +256,8 @@ def _path(x: FloatArray, y: FloatArray, *, stepped: bool) -> str:
     return "".join(parts)
 
 
-def _round_step(rough: float) -> float:
+def round_step(rough: float) -> float:
+    """The least of 1, 2, 2.5, 5 times a power of ten that is no smaller."""
     size = 10.0 ** math.floor(math.log10(rough))
     for factor in (1, 2, 2.5, 5, 10):
         if rough <= factor * size * (1 + 1e-9):

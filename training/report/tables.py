@@ -61,7 +61,7 @@ def overview(result: WhatIfResult) -> str:
         for i, policy in enumerate(result.policies)
     ]
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
-    return _box(f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
+    return box(f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
 
 
 def details(result: WhatIfResult) -> str:
@@ -71,11 +71,11 @@ def details(result: WhatIfResult) -> str:
     for tier in result.tiers:
         if _present(result, tier.name):
             caption = f"{escape(tier.name)}<small>{escape(_terms(result, tier))}</small>"
-            rows = [_row(name, cells) for name, cells in _tier_rows(result, tier)]
-            groups.append(_group(caption, rows, len(result.policies)))
-    rows = [_row(name, cells) for name, cells in _engine_rows(result)]
-    groups.append(_group("Engine", rows, len(result.policies)))
-    return _box(f'<thead><tr><th scope="col">Figure</th>{head}</tr></thead>{"".join(groups)}')
+            rows = [row(name, cells) for name, cells in _tier_rows(result, tier)]
+            groups.append(group(caption, rows, len(result.policies)))
+    rows = [row(name, cells) for name, cells in _engine_rows(result)]
+    groups.append(group("Engine", rows, len(result.policies)))
+    return box(f'<thead><tr><th scope="col">Figure</th>{head}</tr></thead>{"".join(groups)}')
 
 
 def difference_table(result: WhatIfResult) -> str:
@@ -88,12 +88,12 @@ def difference_table(result: WhatIfResult) -> str:
             reach = max([abs(x) for d in peers for x in d.ci95 if math.isfinite(x)] or [1.0])
             rows.append(_difference_row(gap, reach or 1.0))
         against = next(d.against for d in result.differences if d.policy == policy)
-        body.append(_group(f"{escape(policy)} minus {escape(against)}", rows, 4))
+        body.append(group(f"{escape(policy)} minus {escape(against)}", rows, 4))
     head = "".join(
         f'<th scope="col">{text}</th>'
         for text in ("Metric", "Difference", "95 % interval", "Better or worse", "Around zero")
     )
-    return _box(f"<thead><tr>{head}</tr></thead>{''.join(body)}")
+    return box(f"<thead><tr>{head}</tr></thead>{''.join(body)}")
 
 
 def _tier_rows(result: WhatIfResult, tier: TierFacts) -> list[tuple[str, list[Cell]]]:
@@ -144,10 +144,6 @@ def _resource_rows(view: _TierView) -> list[tuple[str, list[Cell]]]:
             view.plain(lambda m: m.kv_blocks_held, lambda m: m.kv_blocks_lent),
         ),
         ("Share of engine time", view.plain(lambda m: m.service_share, text=words.percent)),
-        (
-            "Cost of 1,000 finished calls",
-            view.ranked(lambda m: m.cost_per_1k_calls, sign=-1, text=words.dollars),
-        ),
         (
             "Evenness between tenants (Jain)",
             [
@@ -355,16 +351,19 @@ def _marked(cells: Sequence[Cell]) -> list[str]:
     return marked
 
 
-def _row(name: str, cells: Sequence[Cell]) -> str:
+def row(name: str, cells: Sequence[Cell]) -> str:
+    """One figure: its name, and a cell a contender."""
     return f'<tr><th scope="row">{escape(name)}</th>{"".join(_marked(cells))}</tr>'
 
 
-def _group(caption: str, rows: Sequence[str], columns: int) -> str:
+def group(caption: str, rows: Sequence[str], columns: int) -> str:
+    """Rows under a caption over all columns."""
     return (
         f'<tbody><tr class="group"><th scope="rowgroup" colspan="{columns + 1}">'
         f"<span>{caption}</span></th></tr>{''.join(rows)}</tbody>"
     )
 
 
-def _box(table: str) -> str:
+def box(table: str) -> str:
+    """A table that scrolls sideways where it is too wide."""
     return f'<div class="box" tabindex="0"><table>{table}</table></div>'

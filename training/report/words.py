@@ -81,6 +81,16 @@ def dollars(value: float) -> str:
     return f"${value:,.2f}" if value >= 1 else f"${value:.3f}"
 
 
+def dollars_between(low: float, high: float) -> str:
+    """An interval of prices as "$0.05 to $0.12"."""
+    return f"{signed_dollars(low)} to {signed_dollars(high)}"
+
+
+def signed_dollars(value: float) -> str:
+    """A price that may be below zero, with a true minus."""
+    return f"\N{MINUS SIGN}{dollars(-value)}" if value < 0 else dollars(value)
+
+
 def promise(tier: TierFacts) -> str:
     """The tier's latency targets as "TTFT 800 ms, TPOT 40 ms"."""
     targets = (("TTFT", tier.ttft_ms), ("TPOT", tier.tpot_ms), ("E2E", tier.e2e_ms))

@@ -17,6 +17,7 @@ from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs import score
+from trimtab.training.economics.statement import Economics, state_account
 from trimtab.training.whatif.schema import (
     EngineMetrics,
     Fairness,
@@ -113,19 +114,33 @@ def judge(result: ReplayResult, by: Yardstick) -> Judged:
 
 
 def measure_tiers(
-    result: ReplayResult, judged: Judged, by: Yardstick, spec: EngineSpec
+    result: ReplayResult, judged: Judged, by: Yardstick, economics: Economics
 ) -> dict[str, TierMetrics]:
     """The figures of every tier of the plan, also of those without a request."""
     service_ms = np.nan_to_num(result.requests["service_ms"])
     total_ms = float(service_ms.sum())
-    price = by.plan.engine.cost_per_hour
-    cost_usd = (spec.cost_per_hour if price is None else price) * by.window_s / 3600
     tiers = {}
     for index, name in enumerate(by.plan.tiers):
         rows = by.tier == index
         share = float(service_ms[rows].sum()) / total_ms if total_ms > 0 else 0.0
-        tiers[name] = _tier(result, judged, by, index, share, cost_usd)
+        cost = economics.tiers[name].usd_per_1k_calls
+        tiers[name] = _tier(result, judged, by, index, share, cost)
     return tiers
+
+
+def measure_economics(
+    result: ReplayResult, judged: Judged, by: Yardstick, plan: Plan, spec: EngineSpec
+) -> Economics:
+    """Who paid for the engine; `plan` is the one that the run was under."""
+    return state_account(
+        result,
+        trace=by.trace,
+        tier=by.tier,
+        met=judged.met.every,
+        by=by.plan,
+        plan=plan,
+        spec=spec,
+    )
 
 
 def measure_engine(
@@ -180,7 +195,7 @@ def _tier(
     by: Yardstick,
     index: int,
     service_share: float,
-    cost_usd: float,
+    cost_per_1k_calls: float,
 ) -> TierMetrics:
     rows = by.tier == index
     columns = result.requests
@@ -214,7 +229,7 @@ def _tier(
         kv_blocks_held=_mean([t.kv_blocks_used for t in telemetry]),
         kv_blocks_lent=_mean([t.kv_blocks_lent for t in telemetry]),
         service_share=service_share,
-        cost_per_1k_calls=1000 * cost_usd * service_share / finished if finished else float("nan"),
+        cost_per_1k_calls=cost_per_1k_calls,
     )
 
 

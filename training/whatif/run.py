@@ -166,7 +166,8 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
     policy = make_policy(contender.policy)
     result = drive(trace, policy, contender.plan, study.spec, seed=seed, drain_s=study.drain_s)
     judged = metrics.judge(result, by)
-    tiers = metrics.measure_tiers(result, judged, by, study.spec)
+    economics = metrics.measure_economics(result, judged, by, contender.plan, study.spec)
+    tiers = metrics.measure_tiers(result, judged, by, economics)
     arrival_s = result.requests["arrival_s"]
     return Run(
         label=contender.label,
@@ -177,6 +178,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             tiers=tiers,
             engine=metrics.measure_engine(result, tiers, judged, by),
             fairness=metrics.measure_fairness(result, by, fair_rules=policy.engine_rules == "fair"),
+            economics=economics,
             guard=_guard_facts(policy),
             signs=_signs(result, study, fair_rules=policy.engine_rules == "fair"),
         ),
@@ -265,7 +267,7 @@ def _outcome(study: Study, runs: Sequence[Run]) -> Outcome:
         ]
         for contender in study.contenders
     }
-    facts = _trace_facts(study)
+    facts = trace_facts(study)
     return Outcome(
         result=WhatIfResult(
             engine=study.spec.name,
@@ -290,7 +292,8 @@ def _outcome(study: Study, runs: Sequence[Run]) -> Outcome:
     )
 
 
-def _trace_facts(study: Study) -> TraceFacts:
+def trace_facts(study: Study) -> TraceFacts:
+    """Which traffic a study replays."""
     trace = study.trace
     return TraceFacts(
         digest=trace.digest(),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab.training.diagnosis.signs import Signs
+from trimtab.training.economics.statement import Economics
 
 SCHEMA = 1
 
@@ -60,7 +61,7 @@ class TierMetrics:
     service_share: float
     """The tier's share of the engine time spent on requests."""
     cost_per_1k_calls: float
-    """The tier's share of the engine's cost while the trace arrived, USD for 1,000 finished."""
+    """The tier's part of the engine's cost (`economics`), USD for 1,000 finished requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,8 @@ class RunResult:
     tiers: dict[str, TierMetrics]
     engine: EngineMetrics
     fairness: Fairness
+    economics: Economics
+    """Who paid for the engine, and what that comes to a call and a token."""
     guard: GuardFacts | None = None
     """None for a policy without a guard."""
     signs: Signs | None = None

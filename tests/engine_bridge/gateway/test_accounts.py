@@ -15,6 +15,7 @@ from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.gateway.account_sums import AccountsError, sum_accounts
 from trimtab.engine_bridge.gateway.accounts import gpu_cost
+from trimtab.training.tuning.plan_text import plan_text
 
 SPEC = "h100:llama-3.1-8b-tp1"
 
@@ -94,6 +95,28 @@ def test_the_command_prints_and_writes_them(
     for wrong in (["--by", "tenat"], ["--since", "yesterday"]):
         assert main(["usage", str(folder), *wrong]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_gpu_time_is_priced_by_the_plan_and_the_engines_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = serve_some(tmp_path), tmp_path / "sums.json"
+    plan = tmp_path / "priced.yaml"
+    plan.write_text(plan_text("default") + "\nengine: {cost_per_hour: 16}\n")
+    engine = "h100:llama-3.1-70b-tp8"
+    words = ["usage", str(folder), "--json", str(out), "--cost"]
+    assert main([*words, "--plan", str(plan), "--engine", engine]) == 0
+    assert "Compute at 2 USD an hour of one GPU" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert found["usd_per_gpu_hour"] == 2.0
+    for one in found["sums"].values():
+        assert one["compute_usd"] == pytest.approx(one["gpu_ms"] / 3.6e6 * 2.0)
+    assert found["sums"]["acme"]["compute_usd"] > 0
+    # Without a price in the plan it is the engine's own.
+    assert main(words) == 0
+    assert json.loads(out.read_text())["usd_per_gpu_hour"] == get_engine_spec(SPEC).cost_per_hour
+    assert main(["usage", str(folder), "--plan", str(plan)]) == 2
+    assert "--cost" in capsys.readouterr().err
 
 
 def test_folders_without_accounts_say_so(tmp_path: Path) -> None:
