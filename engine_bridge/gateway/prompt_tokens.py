@@ -110,8 +110,10 @@ def question(path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | PromptTo
     None: they cannot be had, or are of no use: several prompts, media, a path or a field that
     `/tokenize` does not know, an answer with the prompt's own probabilities.
     """
-    if any(body.get(name) not in (None, False) for name in (*_UNKNOWN_PROMPT, *_UNCACHED)):
-        return None
+    for name in (*_UNKNOWN_PROMPT, *_UNCACHED):
+        value = body.get(name)
+        if value is not None and value is not False:
+            return None
     if path == _CHAT:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(map(_is_text, messages)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine_bridge.gateway.gateway_parts import (
     MODEL,
     RunningEngine,
     RunningGateway,
     events,
+    raw_engine,
     run,
     running_gateway,
     start_engine,
@@ -26,6 +30,8 @@ from tests.engine_bridge.gateway.gateway_parts import (
 )
 from tests.engine_bridge.gateway.token_engine import TokenEngine
 from trimtab.engine_bridge import plan as plan_package
+from trimtab.engine_bridge.gateway.prompt_tokens import PromptTokens, ReadPrefixes, question
+from trimtab.engine_bridge.slicing import cuts
 
 SLICE = 1024
 
@@ -48,7 +54,7 @@ def write_keys(folder: Path) -> str:
     return str(folder / "keys.yaml")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def sliced(
     folder: Path, *engines: RunningEngine, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
@@ -275,3 +281,84 @@ def test_an_engine_lost_in_a_slice_is_replaced_and_the_other_one_gets_slices(
             assert bad.engine.prompts == [1024], "the request itself was not sent there"
 
     run(test())
+
+
+def test_a_prompt_whose_slices_kill_engines_is_not_sent_to_a_third(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            urls = []
+            for number in range(3):
+
+                async def die(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number
+                ) -> None:
+                    asked.append(number)
+
+                urls.append(await stack.enter_async_context(raw_engine(die)))
+            settings = {"plan": write_plan(tmp_path), "keys": write_keys(tmp_path)}
+            engines = {f"e{number}": url for number, url in enumerate(urls)}
+            gateway = await stack.enter_async_context(
+                running_gateway(tmp_path, engines, **settings)
+            )
+            body = {"model": MODEL, "prompt": list(range(1000, 3500))}
+            headers = {"Authorization": "Bearer sk-acme"}
+            answer = await gateway.client.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 502
+            assert answer.json()["error"]["code"] == "engine_failed"
+        assert len(set(asked)) == 2
+
+    run(test())
+
+
+def test_prefixes_beyond_the_last_known_one_are_unread() -> None:
+    prefixes, prompt = ReadPrefixes(), PromptTokens.of(list(range(5000)))
+    marks = prompt.marks("a", cuts(5000, SLICE))
+    assert len(set(marks)) == 4
+    assert prefixes.known(marks) == 0
+    for mark in (marks[0], marks[1], marks[3]):
+        prefixes.add(mark)
+    assert prefixes.known(marks) == 2
+    assert prefixes.known(PromptTokens.of(list(range(2100))).marks("a", cuts(2100, SLICE))) == 2
+    assert prefixes.known(prompt.marks("b", cuts(5000, SLICE))) == 0
+    prefixes.forget(marks[:1])
+    assert prefixes.known(marks) == 0
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=2, max_size=300), st.data())
+def test_a_head_holds_the_first_ids(ids: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(ids) - 1))
+    answer = json.dumps({"count": len(ids), "tokens": ids, "token_strs": None}).encode()
+    for prompt in (PromptTokens.of(ids), PromptTokens.in_answer(answer)):
+        assert prompt is not None
+        assert len(prompt) == len(ids)
+        assert json.loads(b"[" + prompt.head(count) + b"]") == ids[:count]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a", "b"]},
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": [1, True]},
+        {"prompt": {"a": 1}},
+        {"prompt": "x", "echo": True},
+        {"prompt": "x", "prompt_logprobs": 0},
+        {"prompt": "x", "truncate_prompt_tokens": 5},
+        {},
+    ],
+)
+def test_prompts_whose_ids_nobody_can_say_are_not_asked_for(body: dict[str, Any]) -> None:
+    assert question("/v1/completions", {"model": MODEL, **body}) is None
+    assert question("/v1/responses", {"model": MODEL, "input": "x"}) is None
+
+
+def test_a_chat_is_asked_for_with_all_that_makes_its_prompt() -> None:
+    made = {
+        "model": MODEL, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
+    }  # fmt: skip
+    other = {"max_tokens": 5, "stream": True, "temperature": 0.5}
+    assert question("/v1/chat/completions", made | other) == made
