@@ -284,7 +284,7 @@ def test_an_engine_lost_in_a_slice_is_replaced_and_the_other_one_gets_slices(
 
 
 def test_a_prompt_whose_slices_kill_engines_is_not_sent_to_a_third(tmp_path: Path) -> None:
-    asked: list[int] = []
+    asked: list[tuple[int, bool]] = []
 
     async def test() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -294,7 +294,7 @@ def test_a_prompt_whose_slices_kill_engines_is_not_sent_to_a_third(tmp_path: Pat
                 async def die(
                     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number
                 ) -> None:
-                    asked.append(number)
+                    asked.append((number, b'"max_tokens":1' in await reader.read(64)))
 
                 urls.append(await stack.enter_async_context(raw_engine(die)))
             settings = {"plan": write_plan(tmp_path), "keys": write_keys(tmp_path)}
@@ -307,7 +307,8 @@ def test_a_prompt_whose_slices_kill_engines_is_not_sent_to_a_third(tmp_path: Pat
             answer = await gateway.client.post("/v1/completions", json=body, headers=headers)
             assert answer.status_code == 502
             assert answer.json()["error"]["code"] == "engine_failed"
-        assert len(set(asked)) == 2
+        assert len({number for number, _ in asked}) == 2
+        assert all(is_slice for _, is_slice in asked), "no engine got more than its first slice"
 
     run(test())
 
