@@ -13,6 +13,7 @@ from typing import Any
 from trimtab.engine_bridge.admission.core import Outcome
 from trimtab.engine_bridge.admission.refusal import Refusal
 from trimtab.engine_bridge.gateway.protocol import ABORT
+from trimtab.engine_bridge.gateway.slices import Sliced
 from trimtab.engine_bridge.gateway.sse import Usage
 from trimtab.engine_bridge.gateway.tracing import UNFOLLOWED, Unfollowed
 from trimtab.engine_bridge.gateway.upstream import Header
@@ -53,6 +54,7 @@ class Exchange:
         self.code = ""
         """Code of the refusal that it was sent; empty: none."""
         self.usage = Usage()
+        self.sliced = Sliced()
         self.events = 0
         self.first_token_s: float | None = None
         """The event loop's time."""

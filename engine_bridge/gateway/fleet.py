@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from trimtab.engine_bridge.admission.core import EngineLoad
 from trimtab.engine_bridge.gateway.health import Health, HealthRules
+from trimtab.engine_bridge.gateway.prompt_tokens import ReadPrefixes
 from trimtab.engine_bridge.gateway.routing import Affinity, EngineFacts, Pool, Routes, choose
 from trimtab.engine_bridge.gateway.settings import EngineSettings, GatewaySettings
 from trimtab.engine_bridge.gateway.upstream import Client
@@ -29,6 +30,8 @@ class Engine:
         self.settings = settings
         self.health = Health(health)
         self.client = client
+        self.prefixes = ReadPrefixes()
+        """Of long prompts, what it has read in slices."""
         self.in_flight = 0
         """Requests on it now."""
         self.waiting = 0

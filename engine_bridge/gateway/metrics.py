@@ -53,6 +53,10 @@ class GatewayMetrics:
             f"{_PREFIX}_retries", "Requests that an engine failed before its first byte.",
             ["engine", "fault"], registry=registry,
         )  # fmt: skip
+        self._slices = Counter(
+            f"{_PREFIX}_slices", "Prefixes of long prompts; failed: the rest went whole.",
+            ["tier", "result"], registry=registry,
+        )  # fmt: skip
         self._in_flight = Gauge(
             f"{_PREFIX}_in_flight", "Requests on an engine.", ["engine"], registry=registry
         )
@@ -81,6 +85,9 @@ class GatewayMetrics:
         """A request has ended."""
         tier, code, usage = exchange.tier, exchange.code, exchange.usage
         self._child(self._requests, tier, "refused" if code else exchange.outcome.value).inc()
+        if exchange.sliced.engines:
+            self._child(self._slices, tier, "read").inc(exchange.sliced.read)
+            self._child(self._slices, tier, "failed").inc(exchange.sliced.failed)
         if code:
             self._child(self._refusals, tier, code).inc()
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
 from trimtab.engine_bridge.admission.asked import Asked, utf8_bytes
@@ -31,6 +31,7 @@ from trimtab.engine_bridge.gateway.request_body import (
     wants_usage,
 )
 from trimtab.engine_bridge.gateway.settings import GatewaySettings
+from trimtab.engine_bridge.gateway.slices import read_ahead, settle
 from trimtab.engine_bridge.gateway.tracing import ADMISSION, ATTEMPT, WAIT, Tracer
 from trimtab.engine_bridge.gateway.upstream import Fault, UpstreamError
 from trimtab.engine_bridge.gateway.waiting import NoEngineError, WaitingRoom
@@ -59,6 +60,7 @@ class Setup(Protocol):
     identifier: Identifier
     fleet: Fleet
     admission: Admission | None
+    slice_tokens: Mapping[str, int]
 
 
 class Watcher(Protocol):
@@ -299,6 +301,7 @@ class Proxy:
         engine.health.begin()
         answer = None
         try:
+            await read_ahead(exchange, engine, self.setup.slice_tokens, key=self._engine_key)
             answer = await engine.client.send(head, exchange.raw, repeatable=_may_repeat(exchange))
             exchange.spans.answered(answer.status)
             relay = Relay(exchange, answer, now_s)
@@ -308,6 +311,7 @@ class Proxy:
             if relay.is_broken and self._another(exchange, [*tried, engine.name]):
                 return False
             await relay.go_on()
+            settle(exchange, engine)
             return True
         finally:
             engine.in_flight -= 1

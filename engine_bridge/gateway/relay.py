@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from trimtab.engine_bridge.admission.core import Outcome
 from trimtab.engine_bridge.gateway.exchange import Exchange
+from trimtab.engine_bridge.gateway.slices import own_cached, take_own
 from trimtab.engine_bridge.gateway.sse import EventStream, holds_token
 from trimtab.engine_bridge.gateway.upstream import Answer, Fault, UpstreamError
 from trimtab.engine_bridge.gateway.wire import answer_headers
@@ -43,6 +44,7 @@ class Relay:
         self._exchange, self._answer, self._now_s = exchange, answer, now_s
         self._is_stream = answer.header(b"content-type").startswith(_EVENTS)
         self._stream = EventStream(strip_usage=exchange.strips_usage)
+        self._own_tokens = exchange.sliced.fresh_tokens
         self._held = b""
         self._whole = False
 
@@ -99,7 +101,7 @@ class Relay:
                 self._held += self._stream.rest()
                 self._whole = True
                 return
-            self._held += self._stream.feed(data)
+            self._held += self._fed(data)
             if self._stream.error is not None:
                 return
             while (end := _event_end(self._held, looked)) is not None:
@@ -128,7 +130,7 @@ class Relay:
             while data := await read():
                 await exchange.write(data, now_s())
             return
-        feed = self._stream.feed
+        feed = self._fed if self._own_tokens else self._stream.feed
         while data := await read():
             data = feed(data)
             if data:
@@ -146,6 +148,11 @@ class Relay:
         event += b"data: %b\n\n" % _BROKEN_OFF
         await exchange.end(event, self._now_s())
 
+    def _fed(self, data: bytes) -> bytes:
+        """What goes on of a piece of a stream."""
+        data = self._stream.feed(data)
+        return own_cached(data, self._own_tokens) if self._own_tokens else data
+
     def _read_body(self) -> None:
         if b'"usage"' not in self._held:
             return
@@ -155,12 +162,16 @@ class Relay:
             return
         if isinstance(content, dict):
             self._exchange.usage.take(content.get("usage"))
+        if self._own_tokens:
+            self._held = own_cached(self._held, self._own_tokens)
 
     def _note(self) -> None:
         """What the answer says of itself, into the exchange."""
         exchange, status = self._exchange, self._answer.status
         if self._is_stream:
             exchange.usage, exchange.events = self._stream.usage, self._stream.events
+        if self._own_tokens and exchange.usage.prompt_tokens is not None:
+            take_own(exchange)
         error = self._stream.error
         if error is not None:
             status = _status(error)

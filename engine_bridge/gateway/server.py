@@ -206,7 +206,9 @@ class Gateway:
     def _make_setup(self, files: setups.Files, *, before: Fleet | None) -> setups.Setup:
         admission = self._admit_by(files)
         fleet = setups.make_fleet(files, before=before, monotonic_s=self._loop.time)
-        return setups.Setup(files.settings, files.identifier, fleet, admission)
+        return setups.Setup(
+            files.settings, files.identifier, fleet, admission, setups.slice_tokens(files.plan)
+        )
 
     def _admit_by(self, files: setups.Files) -> Admission | None:
         """Admission with these limits; what it has counted stays over a reload."""

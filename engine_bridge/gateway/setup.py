@@ -59,6 +59,8 @@ class Setup:
     identifier: Identifier
     fleet: Fleet
     admission: Admission | None
+    slice_tokens: Mapping[str, int]
+    """Length of a long prompt's slices by tier; tiers without are left out."""
 
 
 def read_files(path: Path) -> Files:
@@ -88,6 +90,12 @@ def read_files(path: Path) -> Files:
 def make_fleet(files: Files, *, before: Fleet | None, monotonic_s: Callable[[], float]) -> Fleet:
     """The engines; call it inside the event loop."""
     return Fleet(files.settings, files.plan, before=before, monotonic_s=monotonic_s)
+
+
+def slice_tokens(plan: Plan) -> Mapping[str, int]:
+    """The plan's `slice_tokens`, of the tiers that have it."""
+    tiers = plan.tiers.items()
+    return {name: tier.slice_tokens for name, tier in tiers if tier.slice_tokens is not None}
 
 
 def make_accounts(files: Files) -> Accounts | None:

@@ -31,7 +31,7 @@ MAX_TIERS = 8
 SECTIONS_SINCE: tuple[str, ...] = ()
 """Sections that plans have not always had. At their defaults they change nothing, and the digest
 leaves them out, so that policies trained under an older plan still fit it."""
-TIER_FIELDS_SINCE: tuple[str, ...] = ()
+TIER_FIELDS_SINCE: tuple[str, ...] = ("slice_tokens",)
 """Likewise, fields of a tier."""
 TenantName = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=1e9)]

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab.engine_bridge.plan.section import (
+    LARGEST_COUNT,
     Count,
     Name,
     PositiveCount,
@@ -72,6 +73,9 @@ class Tier(Section):
     """Rule 15 for this tier."""
     max_running: PositiveCount | None = None
     """Most requests of the tier in a batch. null: only the engine's own limit."""
+    slice_tokens: Annotated[int, Field(ge=1024, le=LARGEST_COUNT)] | None = None
+    """Gateway: a longer prompt is read in growing prefixes, so many tokens at a time, before the
+    request itself. null: none is."""
     draft_tokens: Annotated[Count, Field(le=64)] = 0
     """Draft length under speculation (rule 9); 0 turns it off."""
     price_per_1m_tokens: Annotated[float, Field(ge=0, le=1e9)] | None = None

@@ -20,7 +20,7 @@ from tests.end_to_end.gateway_process import (
     gateway_process,
 )
 from tests.otlp_receiver import Receiver, Span, otlp_receiver
-from tests.vllm_server import KEYS, Server, running
+from tests.vllm_server import KEYS, Server, running, write_plan
 from tests.waiting import poll
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
@@ -33,6 +33,8 @@ TRACES_OF_VLLM = {
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
     "OTEL_BSP_SCHEDULE_DELAY": "200",
 }
+SLICE_TOKENS = 8192
+_TELLS = "--enable-prompt-tokens-details"
 
 
 class Fleet:
@@ -71,6 +73,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         vllm = stack.enter_context(
             running(
                 tmp_path_factory.mktemp("vllm"),
+                _TELLS,
                 *("--otlp-traces-endpoint", f"{collector.url}/v1/traces"),
                 env=TRACES_OF_VLLM,
                 trust_labels=True,
@@ -84,7 +87,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         (folder / "admission.yaml").write_text(
             yaml.safe_dump({"tiers": {"T3": {"max_prompt_tokens": LONGEST_PROMPT}}})
         )
+        plan = yaml.safe_load(write_plan(folder).read_text())
+        plan["tiers"]["T0"]["slice_tokens"] = SLICE_TOKENS
+        (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
         settings: dict[str, Any] = {
+            "plan": "plan.yaml",
             "keys": "keys.yaml",
             "admission": "admission.yaml",
             "usage_dir": "usage",
@@ -167,6 +174,47 @@ def test_a_prompt_over_the_tiers_length_is_refused_before_the_scheduler(fleet: F
             model=model, prompt="word " * 4000, max_tokens=3
         )
         assert other.usage.completion_tokens == 3
+
+    fleet.run(test())
+
+
+def test_a_long_prompt_finds_its_slices_cached_and_costs_as_one_request(fleet: Fleet) -> None:
+    def cached() -> float:
+        import httpx
+
+        page = httpx.get(f"{fleet.vllm.url}/metrics", timeout=10).text
+        lines = [line for line in page.splitlines() if line.startswith("vllm:prefix_cache_hits")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if "_created" not in line)
+
+    def slices() -> float:
+        return fleet.gateway.metric("trimtab_gateway_slices_total", tier="T0", result="read")
+
+    async def test() -> None:
+        client, model = fleet.client("acme"), fleet.vllm.model
+        text = " ".join(f"{number} bako mire" for number in range(6000))
+        messages = [{"role": "user", "content": text}]
+        before = cached()
+        stream = await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=9, stream=True,
+            stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        usage = [event.usage async for event in stream][-1]
+        assert usage.completion_tokens == 9
+        number = usage.prompt_tokens // SLICE_TOKENS
+        assert number >= 2
+        assert slices() == number
+        assert fleet.gateway.metric("trimtab_gateway_slices_total", result="failed") == 0
+        # Every slice but the first, and the request, found all of the one before.
+        found = SLICE_TOKENS * number * (number + 1) // 2
+        assert cached() - before == found
+        # The client is told of its own: nothing of it was cached before.
+        assert usage.prompt_tokens_details.cached_tokens == 0
+        messages += [
+            {"role": "assistant", "content": "bako"}, {"role": "user", "content": "and now?"},
+        ]  # fmt: skip
+        answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=5)
+        assert answer.usage.prompt_tokens_details.cached_tokens > SLICE_TOKENS * number
+        assert slices() == number
 
     fleet.run(test())
 

@@ -30,6 +30,7 @@ from trimtab.training.diagnosis.observed import of_run
 from trimtab.training.diagnosis.signs import Signs, signs_of
 from trimtab.training.whatif import compare, metrics, series
 from trimtab.training.whatif.schema import GuardFacts, RunResult, TraceFacts, WhatIfResult
+from trimtab.training.whatif.slicing import in_slices
 from trimtab.training.whatif.variation import vary
 
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -150,13 +151,14 @@ def drive(
         speed: True step time over the model's; above 1 the engine has become slower.
     """
     policy.reset(plan, seed)
-    engine = ReplayEngine(trace, plan, spec, rules=policy.engine_rules, speed=speed)
+    sliced = in_slices(trace, plan, spec)
+    engine = ReplayEngine(sliced.trace, plan, spec, rules=policy.engine_rules, speed=speed)
     controller = plan.controller
     limit_s = trace.duration_s + drain_s
     while not engine.finished and engine.due_s < limit_s:
         telemetry = engine.advance(min(controller.interval_s, limit_s - engine.due_s))
         engine.apply(policy.act(telemetry), ttl_s=controller.lease_s)
-    return engine.result()
+    return sliced.fold(engine.result())
 
 
 def run_one(study: Study, contender: Contender, seed: int) -> Run:

@@ -59,8 +59,10 @@ class RunningEngine:
         await self.task
 
 
-async def start_engine(name: str, *, token_s: float = 0.0, port: int = 0) -> RunningEngine:
-    engine = Engine(name, token_s)
+async def start_engine(
+    name: str, *, token_s: float = 0.0, port: int = 0, kind: type[Engine] = Engine
+) -> RunningEngine:
+    engine = kind(name, token_s)
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
