@@ -146,7 +146,7 @@ def whatif(
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
     )
-    traffic = _read(trace)
+    traffic = read_traffic(trace)
     check_fit(traffic, [contender.plan for contender in contenders], spec)
     study = Study(
         trace=traffic,
@@ -235,7 +235,12 @@ def check_fit(trace: Trace, plans: Sequence[Plan], spec: EngineSpec) -> None:
             )
 
 
-def _read(path: Path) -> Trace:
+def read_traffic(path: Path) -> Trace:
+    """A trace of at least one request.
+
+    Raises:
+        TraceError: it cannot be read, or is empty.
+    """
     import numpy as np
 
     from trimtab.training.traces import read_trace

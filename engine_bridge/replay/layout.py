@@ -172,7 +172,7 @@ REQUEST = np.dtype(
         ("arrived_s", "f8"),
         ("admitted_s", "f8"),
         ("first_s", "f8"),
-        ("last_s", "f8"),
+        ("last_s", "f8"),  # when it was over, well or badly
         ("due_base_s", "f8"),  # see `decode.slack_s`
         ("service_ms", "f8"),
         ("estimate_ms", "f8"),  # raised when the output runs over the prediction

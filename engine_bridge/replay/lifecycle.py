@@ -396,6 +396,7 @@ def end(s: State, row: int, outcome: int) -> None:
         fair_queue.settle(s.tiers, s.tenants, s.req, row, r.tenant, e.rule_true_up)
     r.status = DONE
     r.outcome = outcome
+    r.last_s = e.now_s
     e.left -= 1
     e.epoch += 1
     if outcome == FINISHED:
@@ -415,7 +416,6 @@ def _learn(s: State, row: int) -> None:
     """What a finished request teaches: its tenant's output lengths, and the estimate's error."""
     e, r = s.engine[0], s.req[row]
     tier, tenant = s.tiers[r.tier], s.tenants[r.tenant]
-    r.last_s = e.now_s
     tier.finished += 1
     tenant.predicted_output = learn_output(
         tenant.predicted_output, tenant.samples, float(r.output), e.quantile

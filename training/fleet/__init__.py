@@ -1,0 +1,1 @@
+"""What-if of a fleet: several replayed engines behind the gateway's routing rules."""
