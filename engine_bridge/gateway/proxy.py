@@ -282,7 +282,7 @@ class Proxy:
             length=len(exchange.raw),
         )
         engine.in_flight += 1
-        engine.health.begin()
+        trial = engine.health.begin()
         answer = None
         try:
             answer = await engine.client.send(head, exchange.raw, repeatable=_may_repeat(exchange))
@@ -296,7 +296,7 @@ class Proxy:
             return True
         finally:
             engine.in_flight -= 1
-            engine.health.ended()
+            engine.health.ended(trial)
             if answer is not None:
                 answer.close()
 
