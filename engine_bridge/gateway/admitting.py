@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from trimtab.engine_bridge.admission.asked import Asked
 from trimtab.engine_bridge.admission.core import Admission, Observer
@@ -17,6 +18,7 @@ from trimtab.engine_bridge.admission.settings import AdmissionSettings
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.gateway.fleet import Engine, Fleet
 from trimtab.engine_bridge.gateway.settings import GatewaySettings
+from trimtab.engine_bridge.gateway.upstream import Client
 from trimtab.engine_bridge.gateway.wire import request_head
 from trimtab.engine_bridge.plan import Plan
 
@@ -30,7 +32,8 @@ class FleetTokenCounter:
     def __init__(self, fleet: Callable[[], Fleet], *, engine_key: str | None) -> None:
         """Say where the engines are, and with which key they are asked."""
         self._fleet, self._key = fleet, engine_key
-        self._counters: dict[str, EngineTokenCounter] = {}
+        # An engine that leaves takes its counter with it.
+        self._counters: WeakKeyDictionary[Engine, EngineTokenCounter] = WeakKeyDictionary()
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of the prompt; None if no engine says in time."""
@@ -39,15 +42,14 @@ class FleetTokenCounter:
         engine = fleet.pick(pool, b"")
         if engine is None:
             return None
-        counter = self._counters.get(engine.settings.url)
+        counter = self._counters.get(engine)
         if counter is None:
-            counter = EngineTokenCounter(self._post(engine))
-            self._counters[engine.settings.url] = counter
+            counter = self._counters[engine] = EngineTokenCounter(self._post(engine.client))
         async with asyncio.timeout(_COUNT_S):
             return await counter.count(asked)
 
-    def _post(self, engine: Engine) -> Post:
-        client, key = engine.client, self._key
+    def _post(self, client: Client) -> Post:
+        key = self._key
 
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
             head = request_head(client, b"POST", path.encode(), (), key=key, length=len(body))
