@@ -243,7 +243,6 @@ class Proxy:
     async def _find(self, exchange: Exchange, tried: list[str]) -> Engine:
         """The engine to ask, waited for where none can be used."""
         identity = _known(exchange)
-        ends_s: float | None = None
         now_s = asyncio.get_running_loop().time
         while True:
             fleet = self.setup.fleet
@@ -255,13 +254,15 @@ class Proxy:
                 return engine
             # Whoever has failed on all of them may try them again once one is back.
             tried = []
-            if ends_s is None:
-                ends_s = now_s() + self.setup.settings.time_outs.wait_s
+            began_s = now_s()
+            left_s = self.setup.settings.time_outs.wait_s - exchange.waited_s
             try:
-                await self._waiting.wait(identity.tier, ends_s)
+                await self._waiting.wait(identity.tier, began_s + left_s)
             except NoEngineError:
                 exchange.outcome = Outcome.UNREACHABLE
                 raise RefusedError(_no_engine(self.setup)) from None
+            finally:
+                exchange.waited_s += now_s() - began_s
 
     async def _try(self, exchange: Exchange, engine: Engine, tried: list[str]) -> bool:
         """Ask one engine and pass its answer on; False: it failed, and another can be asked.
@@ -324,7 +325,7 @@ class Proxy:
     async def _settle(self, exchange: Exchange, ticket: Ticket) -> None:
         usage = exchange.usage
         output = usage.output_tokens
-        if output is None and exchange.streams and exchange.started:
+        if output is None and exchange.streams and (exchange.started or _has_left(exchange)):
             output = exchange.events
         await ticket.finished(
             # Who leaves before any engine was asked has cost nothing.
@@ -371,6 +372,11 @@ def _identify(identifier: Identifier, headers: list[tuple[bytes, bytes]]) -> Ide
 def _known(exchange: Exchange) -> Identity:
     assert exchange.identity is not None
     return exchange.identity
+
+
+def _has_left(exchange: Exchange) -> bool:
+    """Whether the client is gone: what of a stream it was not sent by then was never made."""
+    return exchange.outcome is Outcome.CANCELLED
 
 
 def _may_repeat(exchange: Exchange) -> bool:
