@@ -377,6 +377,30 @@ def test_a_client_that_leaves_does_not_keep_what_it_took(url: str) -> None:
     run(steps())
 
 
+def test_who_is_cancelled_while_the_storage_gives_has_taken_nothing(url: str) -> None:
+    async def steps() -> None:
+        ledger = redis(url)
+        places = Places(1, 1, 60.0)
+        for turns in range(12):
+            taking = asyncio.create_task(
+                ledger.take("acme", f"t{turns}", [Charge(MINUTE, 100)], places)
+            )
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            taking.cancel()
+            given = (await asyncio.gather(taking, return_exceptions=True))[0]
+            while ledger._undoing:
+                await asyncio.wait(set(ledger._undoing))
+            if isinstance(given, Taken):  # it was faster
+                await ledger.settle(given, {"requests": 0})
+        # All of the quota and the only place are there again.
+        free = await ledger.take("acme", "u", [Charge(MINUTE, 100)], places)
+        assert isinstance(free, Taken)
+        await ledger.close()
+
+    run(steps())
+
+
 @pytest.mark.parametrize("url", ["redis://host:port", "redis+sentinel://host"])
 def test_a_storage_that_is_none_is_said_at_once(url: str) -> None:
     with pytest.raises(AdmissionSettingsError, match="storage"):
