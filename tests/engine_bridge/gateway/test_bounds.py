@@ -304,3 +304,24 @@ def test_a_pipelining_client_that_reads_nothing_is_given_up(tmp_path: Path) -> N
             writer.close()
 
     run(test())
+
+
+@pytest.mark.parametrize("behind", [1, 3, 5000])
+def test_a_pipelining_client_that_leaves_ends_its_request(tmp_path: Path, behind: int) -> None:
+    """Nothing is read of it while its requests wait in line."""
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        async with running_gateway(tmp_path, {"a": engine.url}) as gateway:
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            content = json.dumps({"model": MODEL, "prompt": "wait=30"}).encode()
+            one = POST + b"content-length: %d\r\n\r\n" % len(content) + content
+            writer.write(one * (1 + behind))
+            await until(lambda: engine.engine.begun == 1, what="the first one is asked")
+            writer.close()
+            await until(lambda: not gateway.gateway._proxy.open, what="it is gone", deadline_s=5)
+            assert gateway.in_flight() == 0
+            assert engine.engine.begun == 1, "those behind it were asked for all that"
+        await engine.kill()
+
+    run(test())
