@@ -179,7 +179,13 @@ def test_a_trusted_label_of_no_tier_is_an_error_of_the_gateway() -> None:
 )
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/v1/chat/completions/render")],
+    [
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions/render"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+    ],
 )
 def test_without_a_known_key_nothing_is_served(
     keys: str, headers: list[tuple[bytes, bytes]], method: str, path: str
