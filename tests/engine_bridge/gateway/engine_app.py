@@ -27,6 +27,7 @@ class Engine:
     def __init__(self, name: str, token_s: float) -> None:
         self.name, self.token_s = name, token_s
         self.begun = self.finished = self.cut = 0
+        self.running = self.most_running = 0
         self.seen: list[dict[str, Any]] = []
         self.healthy = True
 
@@ -37,6 +38,7 @@ class Engine:
                 Route("/counts", self.counts),
                 Route("/metrics", self.metrics),
                 Route("/sick", self.sick, methods=["POST"]),
+                Route("/forget-most", self.forget_most, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
                 Route("/v1/embeddings", self.complete, methods=["POST"]),
@@ -52,8 +54,13 @@ class Engine:
         self.healthy = not self.healthy
         return Response()
 
+    async def forget_most(self, request: Request) -> Response:
+        self.most_running = self.running
+        return Response()
+
     async def counts(self, request: Request) -> Response:
         counts = {"begun": self.begun, "finished": self.finished, "cut": self.cut}
+        counts |= {"running": self.running, "most_running": self.most_running}
         return JSONResponse({**counts, "name": self.name, "seen": self.seen})
 
     async def metrics(self, request: Request) -> Response:
@@ -81,7 +88,9 @@ class Engine:
             return StreamingResponse(
                 self._events(body, prompt, tokens), media_type="text/event-stream"
             )
+        self._enter()
         await asyncio.sleep(_number(prompt, "wait", 0.0) + tokens * self._token_s(prompt))
+        self.running -= 1
         self.finished += 1
         usage = _usage(prompt, tokens)
         text = " ".join(f"{self.name}{i}" for i in range(tokens))
@@ -96,6 +105,7 @@ class Engine:
     async def _events(self, body: dict[str, Any], prompt: str, tokens: int) -> AsyncIterator[bytes]:
         chat = "messages" in body
         done = False
+        self._enter()
         try:
             await asyncio.sleep(_number(prompt, "wait", 0.0))
             error = int(_number(prompt, "sse_error", 0))
@@ -116,8 +126,13 @@ class Engine:
             yield b"data: [DONE]\n\n"
             done = True
         finally:
+            self.running -= 1
             self.finished += done
             self.cut += not done
+
+    def _enter(self) -> None:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
 
     def _token_s(self, prompt: str) -> float:
         return 0.1 if "slow" in prompt else self.token_s
