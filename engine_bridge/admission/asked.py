@@ -23,6 +23,7 @@ _OUTPUT_FIELDS: Final = {
 }
 """Fields that bound an answer, the one that holds first; other paths generate nothing."""
 _COMPLETIONS: Final = "/v1/completions"
+_TRUE: Final = frozenset(("1", "on", "t", "true", "y", "yes"))
 _COMPLETION_TOKENS: Final = 16
 """Length of a completion that says nothing of it, as OpenAI's API has it."""
 
@@ -61,6 +62,17 @@ class Answers:
     """Fields of the body that may bound an answer, the one that holds first; empty: none comes."""
     longest: int | None
     """Tokens that each may have; None: the request does not say."""
+
+
+def wants_stream(body: Mapping[str, object]) -> bool:
+    """Whether an engine would take it for a request of a stream.
+
+    vLLM reads the field as pydantic reads a bool: a word or a number will do.
+    """
+    given = body.get("stream")
+    if isinstance(given, str):
+        return given.lower() in _TRUE
+    return isinstance(given, int | float) and given == 1
 
 
 def answers_of(asked: Asked) -> Answers:

@@ -26,6 +26,8 @@ class Refusal:
     """For people; it names no other tenant and no internals."""
     retry_after_s: float | None = None
     """Seconds after which this very request would pass if nothing else comes; None: never."""
+    allow: str | None = None
+    """The method that is served where this one is not."""
 
     def body(self) -> bytes:
         """The error as JSON in OpenAI's form."""
@@ -47,6 +49,8 @@ class Refusal:
         headers = [(b"content-type", b"application/json")]
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode("ascii")))
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
             headers.append((b"retry-after-ms", b"%d" % math.ceil(self.retry_after_s * 1000)))

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
-from trimtab.engine_bridge.admission.asked import Asked, utf8_bytes
+from trimtab.engine_bridge.admission.asked import Asked, utf8_bytes, wants_stream
 from trimtab.engine_bridge.admission.core import Admission, Outcome, Ticket
 from trimtab.engine_bridge.admission.refusal import Refusal, unknown_key
-from trimtab.engine_bridge.gateway import refusals, wire
+from trimtab.engine_bridge.gateway import openapi, refusals, wire
 from trimtab.engine_bridge.gateway.exchange import Exchange, Scope, Send
 from trimtab.engine_bridge.gateway.fleet import Engine, Fleet
 from trimtab.engine_bridge.gateway.prompt_head import affinity_key
@@ -128,6 +128,8 @@ class Proxy:
         setup, scope = self.setup, exchange.scope
         now_s = asyncio.get_running_loop().time
         try:
+            if exchange.path == openapi.PATH:
+                _describe(exchange)
             exchange.identity = _identify(setup.identifier, scope["headers"])
             if exchange.path not in SERVED:
                 self._models(exchange, setup)
@@ -207,7 +209,7 @@ class Proxy:
 
     def _prepare(self, exchange: Exchange, setup: Setup, ticket: Ticket | None, raw: bytes) -> None:
         body = exchange.body
-        exchange.streams = body.get("stream") is True
+        exchange.streams = wants_stream(body)
         exchange.strips_usage = (
             exchange.streams and exchange.path in _USAGE_ON_WISH and not wants_usage(body)
         )
@@ -360,6 +362,13 @@ class _AnsweredError(Exception):
     def __init__(self, body: bytes) -> None:
         super().__init__()
         self.body = body
+
+
+def _describe(exchange: Exchange) -> None:
+    """Show the description: it names no tenant, no model and no engine, so nobody needs a key."""
+    if exchange.scope["method"] != "GET":
+        raise RefusedError(refusals.method_not_allowed("GET"))
+    raise _AnsweredError(openapi.CLIENTS)
 
 
 def _identify(identifier: Identifier, headers: list[tuple[bytes, bytes]]) -> Identity:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from trimtab.engine_bridge.admission.asked import Asked
+from trimtab.engine_bridge.admission.asked import Asked, wants_stream
 from trimtab.engine_bridge.admission.core import Admission
 from trimtab.engine_bridge.admission.counting import EngineTokenCounter
 from trimtab.engine_bridge.admission.metrics import AdmissionMetrics
@@ -123,7 +123,7 @@ class AdmissionDoor:
             return judged
         body.update(judged.changes)
         strips = _ask_for_usage(path, body) and not self._usage_always
-        return Admitted(judged, strips_usage=strips, streams=body.get("stream") is True)
+        return Admitted(judged, strips_usage=strips, streams=wants_stream(body))
 
     async def serve(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an admitted request and end its ticket, whatever happens."""
@@ -288,7 +288,7 @@ class InnerRequests:
 def _ask_for_usage(path: str, body: dict[str, Any]) -> bool:
     """Have a stream end with its usage; True if that was not the client's wish."""
     options = body.get(_OPTIONS)
-    if path not in _STREAMS or not body.get("stream") or not isinstance(options, dict | None):
+    if path not in _STREAMS or not wants_stream(body) or not isinstance(options, dict | None):
         return False
     known = options or {}
     if known.get("include_usage") is True:

@@ -224,3 +224,27 @@ def test_engines_that_left_are_not_kept_to_count_tokens_with(tmp_path: Path) -> 
             await one.kill()
 
     run(test())
+
+
+@pytest.mark.parametrize("word", ["true", 1, "YES"])
+def test_a_stream_by_any_word_for_true_is_charged_what_it_has_taken(
+    tmp_path: Path, word: object
+) -> None:
+    """Its reservation is a guess where it names no bound: a long answer must not hide behind it."""
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        limits = admission_file(tmp_path, output_tokens_per_minute=1000)
+        async with running_gateway(tmp_path, {"a": engine.url}, admission=limits) as gateway:
+            chat = {"model": "m", "messages": [{"role": "user", "content": "tokens=990"}]}
+            answer = await gateway.client.post(
+                "/v1/chat/completions", json={**chat, "stream": word}
+            )
+            assert answer.status_code == 200
+            assert answer.content.count(b"data: ") > 990
+            assert b'"usage"' not in answer.content
+            assert (await gateway.ask("tokens=1", max_tokens=11)).status_code == 429
+            assert (await gateway.ask("tokens=1", max_tokens=10)).status_code == 200
+        await engine.kill()
+
+    run(test())
