@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from trimtab.engine_bridge.admission.asked import MOST_LEVELS
+
 _KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _OTHERS_FAULT: Final = 500
 
@@ -87,8 +89,9 @@ def suspended() -> Refusal:
 
 
 def no_json() -> Refusal:
-    """The body is no JSON object, so it could not be labelled."""
-    return Refusal(status=400, code="invalid_json", message="the body must be a JSON object")
+    """The body is no JSON object (or too deep a one), so it could not be labelled."""
+    message = f"the body must be a JSON object of at most {MOST_LEVELS} levels"
+    return Refusal(status=400, code="invalid_json", message=message)
 
 
 def bad_value(message: str) -> Refusal:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trimtab.engine_bridge.admission.asked import utf8_bytes
+from trimtab.engine_bridge.admission.asked import is_too_deep, utf8_bytes
 from trimtab.engine_bridge.admission.refusal import Refusal, no_json, unknown_key
 from trimtab.engine_bridge.vllm.identity import (
     TENANT_ARG,
@@ -171,10 +171,12 @@ class IdentityMiddleware:
         if raw is None:
             return
         data = _parsed(raw)
+        if data is None:
+            # Unlabelled, it might still be one to whoever reads it next.
+            await _refuse(send, no_json())
+            return
         admitted: Admitted | Refusal | None = None
-        if self._door is not None and data is None:
-            admitted = no_json()
-        elif self._door is not None and data is not None:
+        if self._door is not None:
             admitted = await self._door.admit(path, identity, data, utf8_bytes(raw), scope)
         if isinstance(admitted, Refusal):
             await _refuse(send, admitted)
@@ -183,7 +185,7 @@ class IdentityMiddleware:
         if self._priority:
             # Some paths know the header only, others the body's field only.
             headers.append((_PRIORITY_HEADER, b"%d" % self._identifier.order(identity.tier)))
-        stamped = raw if data is None else self._stamped(path, identity, data)
+        stamped = self._stamped(path, identity, data)
         headers.append((b"content-length", b"%d" % len(stamped)))
         scope, receive = {**scope, "headers": headers}, _replay(stamped, receive)
         if self._door is None or admitted is None:
@@ -245,12 +247,12 @@ _GONE: Final = bytearray()
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in a body; None if it is none, which vLLM refuses itself."""
+    """The JSON object in a body; None if there is none, or one too deep for vLLM to read."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and not is_too_deep(body, data) else None
 
 
 def _path(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab.engine_bridge.admission.asked import wants_stream
+from trimtab.engine_bridge.admission.asked import MOST_LEVELS, is_too_deep, wants_stream
 
 BOOL = TypeAdapter(bool)
 GIVEN = st.one_of(
@@ -31,3 +32,14 @@ def test_a_stream_is_wanted_where_pydantic_reads_a_true(given: Any) -> None:
 def test_what_is_no_scalar_wants_none(given: object) -> None:
     assert not wants_stream({"stream": given})
     assert not wants_stream({})
+
+
+@given(st.integers(1, 2 * MOST_LEVELS), st.booleans(), st.integers(0, 300))
+def test_levels_are_counted_to_the_last(levels: int, lists: bool, beside: int) -> None:
+    deep: Any = 1
+    for _ in range(levels - 1):
+        deep = [deep] if lists else {"a": deep}
+    body = {"x": deep, "y": [[]] * beside}
+    text = json.dumps(body)
+    for encoding in ("utf-8", "utf-16"):
+        assert is_too_deep(text.encode(encoding), body) == (levels > MOST_LEVELS)
