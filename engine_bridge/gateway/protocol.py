@@ -187,7 +187,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()  # it never said anything
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer, if nothing is being answered, and end the connection."""
+        """Answer, if nothing is being answered, and end the connection; once."""
+        if self._refused:
+            return
         self._refused = True
         if self._is_busy():
             self.transport.abort()

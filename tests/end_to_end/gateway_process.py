@@ -40,6 +40,10 @@ class EngineProcess:
         found: dict[str, Any] = httpx.get(f"{self.url}/counts", timeout=10).json()
         return found
 
+    def begun(self) -> int:
+        """How many requests it has begun with."""
+        return int(httpx.get(f"{self.url}/counts?brief=1", timeout=10).json()["begun"])
+
     def forget_most(self) -> None:
         """Begin to count anew how many run at once."""
         httpx.post(f"{self.url}/forget-most", timeout=10)

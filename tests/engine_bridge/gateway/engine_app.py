@@ -59,9 +59,13 @@ class Engine:
         return Response()
 
     async def counts(self, request: Request) -> Response:
-        counts = {"begun": self.begun, "finished": self.finished, "cut": self.cut}
+        counts: dict[str, Any] = {"begun": self.begun, "finished": self.finished, "cut": self.cut}
         counts |= {"running": self.running, "most_running": self.most_running}
-        return JSONResponse({**counts, "name": self.name, "seen": self.seen})
+        counts |= {"name": self.name}
+        if "brief" not in request.query_params:
+            counts["seen"] = self.seen
+        # Bodies may hold NaN.
+        return Response(json.dumps(counts), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(
@@ -76,7 +80,7 @@ class Engine:
         self.begun += 1
         self.seen.append(
             {"headers": dict(request.headers), "path": request.url.path, "bytes": len(raw)}
-            | {"body": body if len(raw) < 10_000 else None}
+            | {"body": body if len(raw) < 10_000 else None, "fields": sorted(body)}
         )
         prompt = json.dumps(body.get("messages") or body.get("prompt") or body.get("input") or "")
         status = _number(prompt, "status", 0)

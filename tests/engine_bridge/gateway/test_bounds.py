@@ -71,6 +71,20 @@ def test_heads_have_a_longest_length(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_head_with_two_faults_is_refused_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = await start_engine("a")
+        faults: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: faults.append(said))
+        async with running_gateway(tmp_path, {"a": engine.url}, caps={"head_kib": 8}) as gateway:
+            answer = await say(gateway, b"GET / HTTP/1.1\r\n\0" + b"\0" * 20_000)
+            assert answer.count(b"HTTP/1.1 ") == 1
+        assert not faults
+        await engine.kill()
+
+    run(test())
+
+
 def test_heads_have_a_longest_time(tmp_path: Path) -> None:
     async def test() -> None:
         engine = await start_engine("a")
