@@ -30,6 +30,7 @@ KEYS = {
     "acme": ("sk-acme", "T0"),
     "bolt": ("sk-bolt", "T0"),
     "crowd": ("sk-crowd", "T3"),
+    "odd": ("sk-odd", "T2"),
 }
 
 

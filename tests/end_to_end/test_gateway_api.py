@@ -120,7 +120,12 @@ def test_the_description_names_every_path_and_no_other(
 
 
 def schemathesis(
-    folder: Path, gateway: GatewayProcess, model: str, *flags: str, without: str = ""
+    folder: Path,
+    gateway: GatewayProcess,
+    model: str,
+    *flags: str,
+    key: str = KEY,
+    without: str = "",
 ) -> str:
     """Run it on a gateway; what it says.
 
@@ -129,6 +134,7 @@ def schemathesis(
         gateway: Whom it asks.
         model: The model that is served, in place of any text.
         flags: More of its flags.
+        key: API key that it shows.
         without: Checks that it leaves out, beside those by design.
     """
     if importlib.util.find_spec("schemathesis") is None:
@@ -142,7 +148,7 @@ def schemathesis(
     schema.write_text(json.dumps(described))
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", str(schema), "--url", gateway.url),
-        *("--header", f"Authorization: Bearer {KEY}"),
+        *("--header", f"Authorization: Bearer {key}"),
         *("--phases", "examples,coverage,fuzzing,stateful"),
         *("--exclude-checks", ",".join(filter(None, (BY_DESIGN, without)))),
         *("--generation-deterministic", "--no-color", "--request-timeout", "30"),
