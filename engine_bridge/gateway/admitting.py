@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from trimtab.engine_bridge.admission.asked import Asked
 from trimtab.engine_bridge.admission.core import Admission, Observer
-from trimtab.engine_bridge.admission.counting import EngineTokenCounter, Post
+from trimtab.engine_bridge.admission.counting import AT_ONCE, EngineTokenCounter, Post
 from trimtab.engine_bridge.admission.redis_ledger import open_limiter
 from trimtab.engine_bridge.admission.settings import AdmissionSettings
 from trimtab.engine_bridge.engine_spec import EngineSpec
@@ -21,6 +21,7 @@ from trimtab.engine_bridge.gateway.settings import GatewaySettings
 from trimtab.engine_bridge.gateway.upstream import Client
 from trimtab.engine_bridge.gateway.wire import request_head
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.vllm.identity import Identity
 
 _COUNT_S: Final = 10.0
 _MOST_ANSWER_BYTES: Final = 64 << 20
@@ -32,8 +33,8 @@ class FleetTokenCounter:
     def __init__(self, fleet: Callable[[], Fleet], *, engine_key: str | None) -> None:
         """Say where the engines are, and with which key they are asked."""
         self._fleet, self._key = fleet, engine_key
-        # An engine that leaves takes its counter with it.
-        self._counters: WeakKeyDictionary[Engine, EngineTokenCounter] = WeakKeyDictionary()
+        # An engine that leaves takes its turns with it.
+        self._turns: WeakKeyDictionary[Engine, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of the prompt; None if no engine says in time."""
@@ -42,17 +43,22 @@ class FleetTokenCounter:
         engine = fleet.pick(pool, b"")
         if engine is None:
             return None
-        counter = self._counters.get(engine)
-        if counter is None:
-            counter = self._counters[engine] = EngineTokenCounter(self._post(engine.client))
+        turn = self._turns.get(engine)
+        if turn is None:
+            turn = self._turns[engine] = asyncio.Semaphore(AT_ONCE)
+        counter = EngineTokenCounter(self._post(engine.client, who), turn)
         async with asyncio.timeout(_COUNT_S):
             return await counter.count(asked)
 
-    def _post(self, client: Client) -> Post:
+    def _post(self, client: Client, who: Identity) -> Post:
+        """Asks in the tenant's name: an engine with admission of its own counts it as theirs."""
         key = self._key
 
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
-            head = request_head(client, b"POST", path.encode(), (), key=key, length=len(body))
+            head = request_head(
+                client, b"POST", path.encode(), (),
+                key=key, tenant=who.tenant, tier=who.tier, length=len(body),
+            )  # fmt: skip
             answer = await client.send(head, body)
             try:
                 return answer.status, await answer.read_all(_MOST_ANSWER_BYTES)

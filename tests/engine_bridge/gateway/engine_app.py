@@ -29,6 +29,7 @@ class Engine:
         self.begun = self.finished = self.cut = 0
         self.running = self.most_running = 0
         self.seen: list[dict[str, Any]] = []
+        self.tokenized: list[dict[str, str]] = []
         self.healthy = True
 
     def app(self) -> Starlette:
@@ -39,6 +40,7 @@ class Engine:
                 Route("/metrics", self.metrics),
                 Route("/sick", self.sick, methods=["POST"]),
                 Route("/forget-most", self.forget_most, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
                 Route("/v1/embeddings", self.complete, methods=["POST"]),
@@ -49,6 +51,10 @@ class Engine:
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
+
+    async def tokenize(self, request: Request) -> Response:
+        self.tokenized.append(dict(request.headers))
+        return JSONResponse({"count": len((await request.body()).split())})
 
     async def sick(self, request: Request) -> Response:
         self.healthy = not self.healthy

@@ -214,12 +214,14 @@ def test_engines_that_left_are_not_kept_to_count_tokens_with(tmp_path: Path) -> 
         url = {name: one.url for name, one in zip("ab", engines, strict=True)}
         async with running_gateway(tmp_path, {"a": url["a"]}, admission=limits) as gateway:
             counter: Any = gateway.gateway._admission
-            counters = counter._lengths._counter._counters
+            turns = counter._lengths._counter._turns
             for name in "ababab":
                 await gateway.reload(engines={name: {"url": url[name], "models": ["m"]}})
                 assert (await gateway.ask("x" * 600)).status_code in (200, 413)
                 gc.collect()
-                assert [one.name for one in counters] == [name]
+                assert [one.name for one in turns] == [name]
+        for one in engines:
+            assert {label["x-trimtab-tenant"] for label in one.engine.tokenized} == {"anonymous"}
         for one in engines:
             await one.kill()
 
