@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end import hostile
-from tests.vllm_server import KEYS, Server, running
+from tests.vllm_server import KEYS, Server, own_faults, running
 from tests.waiting import poll
 
 openai = pytest.importorskip("openai", reason="it comes with vLLM")
@@ -34,7 +34,8 @@ saturation: {queue_length: 1000, kv_use_fraction: 0.99}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("admission")
     (folder / "admission.yaml").write_text(ADMISSION)
-    with running(folder, "--admission", str(folder / "admission.yaml")) as started:
+    limits = str(folder / "admission.yaml")
+    with running(folder, "--admission", limits, odd_requests=True) as started:
         yield started
 
 
@@ -173,4 +174,5 @@ def test_nothing_is_left_open_and_nothing_has_failed(server: Server) -> None:
     poll(lambda: metric(server, opened, "") == 0, what="the end of all requests")
     assert metric(server, "admission_slowed_tenants", "") == 0
     log = server.log.read_text(errors="replace")
-    assert not re.search(r"Traceback|never awaited|Task was destroyed", log)
+    assert not re.search(r"never awaited|Task was destroyed", log)
+    assert not own_faults(server.log)

@@ -62,7 +62,9 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("gateway")
     with ExitStack() as stack:
-        vllm = stack.enter_context(running(tmp_path_factory.mktemp("vllm"), trust_labels=True))
+        vllm = stack.enter_context(
+            running(tmp_path_factory.mktemp("vllm"), trust_labels=True, odd_requests=True)
+        )
         spare = stack.enter_context(engine_process("spare", token_s=0.002))
         (folder / "keys.yaml").write_text(yaml.safe_dump({
             tenant: {"tier": tier, "keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}
