@@ -2,7 +2,7 @@
 
 Numba's own cache looks only at the file of the function itself, so a change in a function that it
 calls would go unnoticed. Here the cache's folder is named after the text of all hot modules. With
-NUMBA_DISABLE_JIT=1 the functions stay plain Python.
+NUMBA_DISABLE_JIT=1 the functions stay plain Python, and Numba is not even imported.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-import numba
-from numba.core import config as _config
+_INTERPRETED: Final = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+if not _INTERPRETED:
+    import numba
+    from numba.core import config as _config
 
-numba_settings: Any = _config
+    numba_settings: Any = _config
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -60,12 +62,12 @@ def _prepare(folder: Path) -> None:
 
 def interpreted() -> bool:
     """Whether the compiler is off (NUMBA_DISABLE_JIT=1)."""
-    return bool(numba_settings.DISABLE_JIT)
+    return _INTERPRETED
 
 
 def compiled(function: F) -> F:
     """Compile a function at its first call, or load it from the cache."""
-    return cast(F, numba.njit(cache=True)(function))
+    return function if _INTERPRETED else cast(F, numba.njit(cache=True)(function))
 
 
 def inlined(function: F) -> F:
@@ -74,8 +76,10 @@ def inlined(function: F) -> F:
     A call takes hold of the replay's state and its arrays anew, which costs more than what such a
     function does.
     """
+    if _INTERPRETED:
+        return function
     return cast(F, numba.njit(cache=True, forceinline=True)(function))
 
 
-if not interpreted():
+if not _INTERPRETED:
     _prepare(_cache_folder() / _digest())

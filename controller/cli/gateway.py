@@ -37,6 +37,9 @@ def gateway(config: Config, check: Check = False) -> None:
         if find_spec(module) is None:
             remedy = "install the extra: pip install 'trimtab[gateway]'"
             raise FlagError("gateway", value=module, bound="installed", remedy=remedy)
+    from trimtab.engine_bridge.uncompiled import keep_uncompiled
+
+    keep_uncompiled()
     from trimtab.engine_bridge.gateway.setup import read_files
 
     files = read_files(config)

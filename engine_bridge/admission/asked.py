@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from trimtab.engine_bridge.plan.section import LARGEST_COUNT
 from trimtab.engine_bridge.vllm.identity import Identity
@@ -23,8 +23,14 @@ _OUTPUT_FIELDS: Final = {
 }
 """Fields that bound an answer, the one that holds first; other paths generate nothing."""
 _COMPLETIONS: Final = "/v1/completions"
+_TRUE: Final = frozenset(("1", "on", "t", "true", "y", "yes"))
 _COMPLETION_TOKENS: Final = 16
 """Length of a completion that says nothing of it, as OpenAI's API has it."""
+
+
+MOST_LEVELS: Final = 200
+"""Levels of lists and objects in a body. Parsers and writers give up at other depths each, so what
+is deeper might pass one and break the next."""
 
 
 class BadBodyError(Exception):
@@ -63,6 +69,17 @@ class Answers:
     """Tokens that each may have; None: the request does not say."""
 
 
+def wants_stream(body: Mapping[str, object]) -> bool:
+    """Whether an engine would take it for a request of a stream.
+
+    vLLM reads the field as pydantic reads a bool: a word or a number will do.
+    """
+    given = body.get("stream")
+    if isinstance(given, str):
+        return given.lower() in _TRUE
+    return isinstance(given, int | float) and given == 1
+
+
 def answers_of(asked: Asked) -> Answers:
     """Read it from the body.
 
@@ -98,6 +115,28 @@ def _prompts(asked: Asked) -> int:
     if not isinstance(several, list) or not several or isinstance(several[0], int):
         return 1
     return len(several)
+
+
+def is_too_deep(body: bytes, content: object) -> bool:
+    """Whether JSON has more than `MOST_LEVELS` levels.
+
+    Args:
+        body: Its text, in any encoding of JSON.
+        content: What was read from it.
+    """
+    if body.count(b"[") + body.count(b"{") <= MOST_LEVELS:
+        return False
+    level: list[Any] = [content]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, list | dict)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def utf8_bytes(body: bytes) -> int:

@@ -128,8 +128,8 @@ class Admission:
         self, settings: AdmissionSettings, plan: Plan, engine: EngineSpec | None = None
     ) -> None:
         """Take other settings. What was counted stays, so no quota opens; the storage stays too."""
-        self._settings = settings
         self._book = BoundsBook(settings, plan, engine)
+        self._settings = settings
         low = [name for name, tier in plan.tiers.items() if tier.low]
         saturation = settings.saturation
         self._giving_way = frozenset((saturation and saturation.tiers) or low)

@@ -21,7 +21,7 @@ Post = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 _CHAT: Final = frozenset(("/v1/chat/completions", "/v1/chat/completions/batch"))
 _MESSAGES: Final = "/v1/messages"
 _OK: Final = 200
-_AT_ONCE: Final = 8
+AT_ONCE: Final = 8
 """Prompts that are counted at once: tokenizing is work for the CPU that serves everybody."""
 _LOG: Final = logging.getLogger(__name__)
 
@@ -45,10 +45,15 @@ class NoTokenCounter:
 class EngineTokenCounter:
     """Asks the engine itself, at vLLM's `/tokenize`. Nothing reaches its scheduler."""
 
-    def __init__(self, post: Post) -> None:
-        """Say how the engine is reached."""
+    def __init__(self, post: Post, turn: asyncio.Semaphore | None = None) -> None:
+        """Say how the engine is reached.
+
+        Args:
+            post: Asks it.
+            turn: What bounds the prompts that are counted at once, where others share it.
+        """
         self._post = post
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._turn = turn or asyncio.Semaphore(AT_ONCE)
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of the prompt; None if the engine does not say."""
@@ -116,7 +121,7 @@ class FileTokenCounter:
             raise AdmissionSettingsError(
                 str(path), bound="a tokenizer.json", remedy=str(error)
             ) from None
-        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._turn = asyncio.Semaphore(AT_ONCE)
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of all texts in the prompt."""

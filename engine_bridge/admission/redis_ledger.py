@@ -7,6 +7,7 @@ minute, and give nothing back. Here all charges of a request are one script.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -201,20 +202,26 @@ class RedisLedger:
         self._now_s = SteadyClock(monotonic_s).now_s
         self._local = MemoryLedger(monotonic_s)
         self._away_until_s = float("-inf")
+        self._undoing: set[asyncio.Task[None]] = set()
         self.failures = 0
         """How often the storage has not answered."""
 
     async def take(
         self, tenant: str, ticket: str, charges: Sequence[Charge], places: Places | None
     ) -> Taken | Short:
-        """Take all or nothing; in this process alone while the storage is away."""
-        answer = await self._ask(tenant, ticket, charges, places, take=True)
-        if answer is None:
-            return await self._local.take(tenant, ticket, charges, places)
-        if answer[0] == 0:
-            return _short(answer, charges)
-        pieces = tuple(int(piece) for piece in answer[1:])
-        return Taken(tenant, ticket, tuple(charges), pieces, places, HOME)
+        """Take all or nothing; in this process alone while the storage is away.
+
+        Whoever is cancelled meanwhile has taken nothing: what the storage gives after that goes
+        back at once.
+        """
+        taking = asyncio.create_task(self._take_there(tenant, ticket, charges, places))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            undoing = asyncio.create_task(self._give_back(taking))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
 
     async def wait_s(self, tenant: str, charges: Sequence[Charge]) -> float:
         """Time until these would fit if nothing else comes, seconds."""
@@ -250,8 +257,26 @@ class RedisLedger:
             await self._run(self._renew, tenant, words)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, once what nobody waits for any more is back."""
+        while self._undoing:
+            await asyncio.wait(self._undoing)
         await self._client.aclose()
+
+    async def _take_there(
+        self, tenant: str, ticket: str, charges: Sequence[Charge], places: Places | None
+    ) -> Taken | Short:
+        answer = await self._ask(tenant, ticket, charges, places, take=True)
+        if answer is None:
+            return await self._local.take(tenant, ticket, charges, places)
+        if answer[0] == 0:
+            return _short(answer, charges)
+        pieces = tuple(int(piece) for piece in answer[1:])
+        return Taken(tenant, ticket, tuple(charges), pieces, places, HOME)
+
+    async def _give_back(self, taking: asyncio.Task[Taken | Short]) -> None:
+        taken = await taking
+        if isinstance(taken, Taken):
+            await self.settle(taken, {charge.quota.name: 0 for charge in taken.charges})
 
     async def _ask(
         self,

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from trimtab.engine_bridge.admission.asked import MOST_LEVELS
+
 _KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _OTHERS_FAULT: Final = 500
 
@@ -26,6 +28,8 @@ class Refusal:
     """For people; it names no other tenant and no internals."""
     retry_after_s: float | None = None
     """Seconds after which this very request would pass if nothing else comes; None: never."""
+    allow: str | None = None
+    """The method that is served where this one is not."""
 
     def body(self) -> bytes:
         """The error as JSON in OpenAI's form."""
@@ -47,6 +51,8 @@ class Refusal:
         headers = [(b"content-type", b"application/json")]
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode("ascii")))
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
             headers.append((b"retry-after-ms", b"%d" % math.ceil(self.retry_after_s * 1000)))
@@ -83,8 +89,9 @@ def suspended() -> Refusal:
 
 
 def no_json() -> Refusal:
-    """The body is no JSON object, so it could not be labelled."""
-    return Refusal(status=400, code="invalid_json", message="the body must be a JSON object")
+    """The body is no JSON object (or too deep a one), so it could not be labelled."""
+    message = f"the body must be a JSON object of at most {MOST_LEVELS} levels"
+    return Refusal(status=400, code="invalid_json", message=message)
 
 
 def bad_value(message: str) -> Refusal:

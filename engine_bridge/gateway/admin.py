@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from trimtab.engine_bridge.gateway import openapi
 from trimtab.engine_bridge.gateway.metrics import GatewayMetrics
 
 
@@ -35,10 +36,14 @@ def make_admin(
         metrics.refresh()
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    async def describe(request: Request) -> Response:
+        return Response(openapi.ADMIN, media_type="application/json")
+
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", show_metrics),
+            Route(openapi.PATH, describe),
         ]
     )

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from trimtab.engine_bridge.admission.asked import Asked
 from trimtab.engine_bridge.admission.core import Admission, Observer
-from trimtab.engine_bridge.admission.counting import EngineTokenCounter, Post
+from trimtab.engine_bridge.admission.counting import AT_ONCE, EngineTokenCounter, Post
 from trimtab.engine_bridge.admission.redis_ledger import open_limiter
 from trimtab.engine_bridge.admission.settings import AdmissionSettings
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.gateway.fleet import Engine, Fleet
 from trimtab.engine_bridge.gateway.settings import GatewaySettings
+from trimtab.engine_bridge.gateway.upstream import Client
 from trimtab.engine_bridge.gateway.wire import request_head
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.vllm.identity import Identity
 
 _COUNT_S: Final = 10.0
 _MOST_ANSWER_BYTES: Final = 64 << 20
@@ -30,7 +33,8 @@ class FleetTokenCounter:
     def __init__(self, fleet: Callable[[], Fleet], *, engine_key: str | None) -> None:
         """Say where the engines are, and with which key they are asked."""
         self._fleet, self._key = fleet, engine_key
-        self._counters: dict[str, EngineTokenCounter] = {}
+        # An engine that leaves takes its turns with it.
+        self._turns: WeakKeyDictionary[Engine, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of the prompt; None if no engine says in time."""
@@ -39,18 +43,22 @@ class FleetTokenCounter:
         engine = fleet.pick(pool, b"")
         if engine is None:
             return None
-        counter = self._counters.get(engine.settings.url)
-        if counter is None:
-            counter = EngineTokenCounter(self._post(engine))
-            self._counters[engine.settings.url] = counter
+        turn = self._turns.get(engine)
+        if turn is None:
+            turn = self._turns[engine] = asyncio.Semaphore(AT_ONCE)
+        counter = EngineTokenCounter(self._post(engine.client, who), turn)
         async with asyncio.timeout(_COUNT_S):
             return await counter.count(asked)
 
-    def _post(self, engine: Engine) -> Post:
-        client, key = engine.client, self._key
+    def _post(self, client: Client, who: Identity) -> Post:
+        """Asks in the tenant's name: an engine with admission of its own counts it as theirs."""
+        key = self._key
 
         async def post(path: str, body: bytes) -> tuple[int, bytes]:
-            head = request_head(client, b"POST", path.encode(), (), key=key, length=len(body))
+            head = request_head(
+                client, b"POST", path.encode(), (),
+                key=key, tenant=who.tenant, tier=who.tier, length=len(body),
+            )  # fmt: skip
             answer = await client.send(head, body)
             try:
                 return answer.status, await answer.read_all(_MOST_ANSWER_BYTES)

@@ -49,6 +49,8 @@ class Exchange:
         self.engine = ""
         """Name of the engine that answered, or was asked last."""
         self.retries = 0
+        self.waited_s = 0.0
+        """Time that it has waited for an engine that can be used."""
         self.status = 0
         """HTTP status that the client was sent; 0: none."""
         self.code = ""
@@ -56,6 +58,7 @@ class Exchange:
         self.usage = Usage()
         self.sliced = Sliced()
         self.events = 0
+        """Events of its stream that held a part of the answer."""
         self.first_token_s: float | None = None
         """The event loop's time."""
         self.outcome = Outcome.UNREACHABLE

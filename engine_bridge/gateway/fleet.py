@@ -87,15 +87,25 @@ class Fleet:
                     idle_s=times.idle_s,
                 )
                 engine = Engine(name, own, rules, client)
-            engine.name, engine.settings, engine.health.rules = name, own, rules
-            engine.client.connect_s = times.connect_s
-            engine.client.first_byte_s, engine.client.idle_s = times.first_byte_s, times.idle_s
             self.engines[name] = engine
+        self._settings, self._rules = settings, rules
         self.routes = Routes(
             (_facts(name, own) for name, own in settings.engines.items()),
             drafts=settings.drafts,
             reserve_tiers=settings.reserve_tiers or (_top(plan),),
         )
+
+    def take_over(self) -> None:
+        """Tell the engines that the fleet before had, too, what holds from now on.
+
+        Until then a fleet that is not used after all has changed nothing.
+        """
+        times = self._settings.time_outs
+        for name, engine in self.engines.items():
+            engine.name, engine.settings = name, self._settings.engines[name]
+            engine.health.rules = self._rules
+            engine.client.connect_s = times.connect_s
+            engine.client.first_byte_s, engine.client.idle_s = times.first_byte_s, times.idle_s
 
     @property
     def ready(self) -> bool:

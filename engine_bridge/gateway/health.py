@@ -46,18 +46,21 @@ class Health:
         self._failed_looks = self._failed_requests = self._good_looks = 0
         self._out_until_s = 0.0
         self._out_s = rules.eject_s
-        self._trial_runs = False
+        self._trials = self._trial = 0
 
     @property
     def usable(self) -> bool:
         """Whether a request may be sent now."""
         up = self.state is HealthState.UP
-        return up or (self.state is HealthState.TRIAL and not self._trial_runs)
+        return up or (self.state is HealthState.TRIAL and not self._trial)
 
-    def begin(self) -> None:
-        """A request is sent."""
-        if self.state is HealthState.TRIAL:
-            self._trial_runs = True
+    def begin(self) -> int:
+        """A request is sent; returns which trial it is, for `ended`. 0: none."""
+        if self.state is not HealthState.TRIAL:
+            return 0
+        self._trials += 1
+        self._trial = self._trials
+        return self._trial
 
     def answered(self) -> bool:
         """A request got an answer from an engine that works; True: that has brought it back."""
@@ -75,9 +78,14 @@ class Health:
         ):
             self._out(now_s)
 
-    def ended(self) -> None:
-        """A request ended that tells nothing, for instance because its client left."""
-        self._trial_runs = False
+    def ended(self, trial: int) -> None:
+        """A request is over, whatever it told; `trial` as `begin` gave it.
+
+        Only the running trial's own end makes room for the next one: requests from before the
+        engine was out may end at any time.
+        """
+        if trial == self._trial:
+            self._trial = 0
 
     def looked(self, good: bool, now_s: float) -> None:
         """A probe was answered, or was not."""
@@ -97,17 +105,17 @@ class Health:
             self._up()
         elif self.state is HealthState.OUT and now_s >= self._out_until_s:
             self.state = HealthState.TRIAL
-            self._good_looks, self._trial_runs = 0, False
+            self._good_looks = self._trial = 0
         elif self.state is HealthState.TRIAL:
             self._good_looks += 1
-            if self._good_looks >= self.rules.back_after and not self._trial_runs:
+            if self._good_looks >= self.rules.back_after and not self._trial:
                 self._up()
 
     def _up(self) -> None:
         self.state = HealthState.UP
         self._out_s = self.rules.eject_s
         self._failed_looks = self._failed_requests = 0
-        self._trial_runs = False
+        self._trial = 0
 
     def _out(self, now_s: float) -> None:
         if self.state is not HealthState.UNKNOWN:
@@ -116,4 +124,4 @@ class Health:
         self._out_until_s = now_s + self._out_s
         self._out_s = min(2 * self._out_s, self.rules.longest_eject_s)
         self._failed_looks = self._failed_requests = self._good_looks = 0
-        self._trial_runs = False
+        self._trial = 0

@@ -7,6 +7,7 @@ the class for given bounds, because uvicorn makes the instances.
 from __future__ import annotations
 
 import asyncio
+import select
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ ABORT: Final = "trimtab.abort"
 take half an answer for a whole one."""
 _MOST_HEADERS: Final = 256
 _LINGER_S: Final = 2.0
+_LOOK_S: Final = 0.5
+_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+"""What a socket says of a client that is gone, however much lies unread in front of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,9 @@ class BoundedProtocol(HttpToolsProtocol):
     bounds: Bounds
     _head_timer: asyncio.TimerHandle | None = None
     _abort_timer: asyncio.TimerHandle | None = None
+    _look_timer: asyncio.TimerHandle | None = None
+    _running: Any = None
+    """The request that is being answered; `cycle` is the one that was read last."""
     _reads_head = True
     _raw_head_bytes = 0
     _parsed_head_bytes = 0
@@ -60,9 +67,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """It is gone; uvicorn tells the request that was read last alone."""
         self._stop_timers()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Bytes come."""
@@ -106,6 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
         self.scope["extensions"] = {ABORT: self.transport.abort}
         super().on_headers_complete()
+        if self.pipeline and self._look_timer is None:
+            self._look_timer = self.loop.call_later(_LOOK_S, self._look_whether_gone)
 
     def on_message_complete(self) -> None:
         """The request is whole; the next one may come."""
@@ -134,6 +147,22 @@ class BoundedProtocol(HttpToolsProtocol):
         plain = _UPGRADE if self._upgrades else _NO_HTTP
         self._refuse(_HEAD if too_large or too_many else plain)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look_whether_gone(self) -> None:
+        """While requests wait in line nothing is read, so nobody would hear of the client's end."""
+        self._look_timer = None
+        if self.transport.is_closing() or not self.pipeline:
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._look_timer = self.loop.call_later(_LOOK_S, self._look_whether_gone)
+
     def _announces_body(self) -> bool:
         return any(
             name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
@@ -158,7 +187,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()  # it never said anything
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer, if nothing is being answered, and end the connection."""
+        """Answer, if nothing is being answered, and end the connection; once."""
+        if self._refused:
+            return
         self._refused = True
         if self._is_busy():
             self.transport.abort()
@@ -176,10 +207,10 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._abort_timer):
+        for timer in (self._head_timer, self._abort_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._abort_timer = None
+        self._head_timer = self._abort_timer = self._look_timer = None
 
 
 _CROWD: Final = Refusal(

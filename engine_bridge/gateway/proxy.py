@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
-from trimtab.engine_bridge.admission.asked import Asked, utf8_bytes
+from trimtab.engine_bridge.admission.asked import Asked, utf8_bytes, wants_stream
 from trimtab.engine_bridge.admission.core import Admission, Outcome, Ticket
 from trimtab.engine_bridge.admission.refusal import Refusal, unknown_key
-from trimtab.engine_bridge.gateway import refusals, wire
+from trimtab.engine_bridge.gateway import openapi, refusals, wire
 from trimtab.engine_bridge.gateway.exchange import Exchange, Scope, Send
 from trimtab.engine_bridge.gateway.fleet import Engine, Fleet
 from trimtab.engine_bridge.gateway.prompt_head import affinity_key
@@ -135,6 +135,8 @@ class Proxy:
         setup, scope = self.setup, exchange.scope
         now_s = asyncio.get_running_loop().time
         try:
+            if exchange.path == openapi.PATH:
+                _describe(exchange)
             exchange.identity = _identify(setup.identifier, scope["headers"])
             if exchange.path not in SERVED:
                 self._models(exchange, setup)
@@ -216,7 +218,7 @@ class Proxy:
 
     def _prepare(self, exchange: Exchange, setup: Setup, ticket: Ticket | None, raw: bytes) -> None:
         body = exchange.body
-        exchange.streams = body.get("stream") is True
+        exchange.streams = wants_stream(body)
         exchange.strips_usage = (
             exchange.streams and exchange.path in _USAGE_ON_WISH and not wants_usage(body)
         )
@@ -255,7 +257,6 @@ class Proxy:
     async def _find(self, exchange: Exchange, tried: list[str]) -> Engine:
         """The engine to ask, waited for where none can be used."""
         identity = _known(exchange)
-        ends_s: float | None = None
         now_s = asyncio.get_running_loop().time
         while True:
             fleet = self.setup.fleet
@@ -268,15 +269,17 @@ class Proxy:
                 return engine
             # Whoever has failed on all of them may try them again once one is back.
             tried = []
-            if ends_s is None:
-                ends_s = now_s() + self.setup.settings.time_outs.wait_s
-                exchange.spans.start(WAIT)
+            began_s = now_s()
+            left_s = self.setup.settings.time_outs.wait_s - exchange.waited_s
+            exchange.spans.start(WAIT)
             try:
-                await self._waiting.wait(identity.tier, ends_s)
+                await self._waiting.wait(identity.tier, began_s + left_s)
             except NoEngineError:
                 exchange.outcome = Outcome.UNREACHABLE
                 exchange.spans.stop("no_engine")
                 raise RefusedError(_no_engine(self.setup)) from None
+            finally:
+                exchange.waited_s += now_s() - began_s
 
     async def _try(self, exchange: Exchange, engine: Engine, tried: list[str]) -> bool:
         """Ask one engine and pass its answer on; False: it failed, and another can be asked.
@@ -298,7 +301,7 @@ class Proxy:
             trace=exchange.spans.heads,
         )
         engine.in_flight += 1
-        engine.health.begin()
+        trial = engine.health.begin()
         answer = None
         try:
             await read_ahead(exchange, engine, self.setup.slice_tokens, key=self._engine_key)
@@ -315,7 +318,7 @@ class Proxy:
             return True
         finally:
             engine.in_flight -= 1
-            engine.health.ended()
+            engine.health.ended(trial)
             if answer is not None:
                 answer.close()
 
@@ -343,7 +346,7 @@ class Proxy:
     async def _settle(self, exchange: Exchange, ticket: Ticket) -> None:
         usage = exchange.usage
         output = usage.output_tokens
-        if output is None and exchange.streams and exchange.started:
+        if output is None and exchange.streams and (exchange.started or _has_left(exchange)):
             output = exchange.events
         await ticket.finished(
             # Who leaves before any engine was asked has cost nothing.
@@ -380,6 +383,13 @@ class _AnsweredError(Exception):
         self.body = body
 
 
+def _describe(exchange: Exchange) -> None:
+    """Show the description: it names no tenant, no model and no engine, so nobody needs a key."""
+    if exchange.scope["method"] != "GET":
+        raise RefusedError(refusals.method_not_allowed("GET"))
+    raise _AnsweredError(openapi.CLIENTS)
+
+
 def _identify(identifier: Identifier, headers: list[tuple[bytes, bytes]]) -> Identity:
     try:
         return identifier.identify(key=wire.api_key(headers))
@@ -390,6 +400,11 @@ def _identify(identifier: Identifier, headers: list[tuple[bytes, bytes]]) -> Ide
 def _known(exchange: Exchange) -> Identity:
     assert exchange.identity is not None
     return exchange.identity
+
+
+def _has_left(exchange: Exchange) -> bool:
+    """Whether the client is gone: what of a stream it was not sent by then was never made."""
+    return exchange.outcome is Outcome.CANCELLED
 
 
 def _may_repeat(exchange: Exchange) -> bool:

@@ -33,7 +33,8 @@ def not_served(path: str) -> Refusal:
 
 def method_not_allowed(allowed: str) -> Refusal:
     """Something is there, but not for this method."""
-    return Refusal(status=405, code="method_not_allowed", message=f"only {allowed} is allowed here")
+    text = f"only {allowed} is allowed here"
+    return Refusal(status=405, code="method_not_allowed", message=text, allow=allowed)
 
 
 def body_too_large(most_bytes: int) -> Refusal:

@@ -43,6 +43,7 @@ class Relay:
         """Take an answer whose head has come."""
         self._exchange, self._answer, self._now_s = exchange, answer, now_s
         self._is_stream = answer.header(b"content-type").startswith(_EVENTS)
+        exchange.streams = exchange.streams or self._is_stream
         self._stream = EventStream(strip_usage=exchange.strips_usage)
         self._own_tokens = exchange.sliced.fresh_tokens
         self._held = b""

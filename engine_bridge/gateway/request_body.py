@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
+from trimtab.engine_bridge.admission.asked import MOST_LEVELS, is_too_deep
 from trimtab.engine_bridge.admission.refusal import Refusal
 from trimtab.engine_bridge.gateway import refusals
 
@@ -144,6 +145,9 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise RefusedError(refusals.invalid_json("the body is not JSON")) from None
     if not isinstance(body, dict):
         raise RefusedError(refusals.invalid_json("the body must be a JSON object"))
+    if is_too_deep(raw, body):
+        text = f"the body must have at most {MOST_LEVELS} levels of lists and objects"
+        raise RefusedError(refusals.invalid_json(text))
     return body
 
 

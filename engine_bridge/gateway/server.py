@@ -204,8 +204,14 @@ class Gateway:
         _LOG.info("settings read: engines %s", ", ".join(self._setup.fleet.engines))
 
     def _make_setup(self, files: setups.Files, *, before: Fleet | None) -> setups.Setup:
-        admission = self._admit_by(files)
+        """Make engines and limits of what was read; if either cannot be, nothing has changed."""
         fleet = setups.make_fleet(files, before=before, monotonic_s=self._loop.time)
+        try:
+            admission = self._admit_by(files)
+        except BaseException:
+            fleet.close_but(before)
+            raise
+        fleet.take_over()
         return setups.Setup(
             files.settings, files.identifier, fleet, admission, setups.slice_tokens(files.plan)
         )

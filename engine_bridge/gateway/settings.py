@@ -113,7 +113,7 @@ class TimeOuts(Section):
     keep_alive_s: _Seconds = 75.0
     """For a connection's next request."""
     wait_s: _Seconds = 30.0
-    """For an engine to come back, where none can be used."""
+    """For an engine to come back, where none can be used; all waits of a request together."""
     drain_s: _Seconds = 120.0
     """For open requests, once the gateway is told to stop."""
 

@@ -16,6 +16,7 @@ _USAGE: Final = b'"usage"'
 _ERROR: Final = b'"error"'
 _NO_USAGE: Final = (b'"usage":null', b'"usage": null')
 _DATA: Final = b"data:"
+_DONE: Final = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 _ENDS: Final = (b"\n\n", b"\r\n\r\n")
 
 
@@ -61,7 +62,10 @@ class EventStream:
         self._strip = strip_usage
         self._rest = b""
         self.events = 0
-        """Events passed on, the last one `[DONE]` included."""
+        """Events that held a part of the answer (a last one may be empty): about its tokens, where
+        nobody says how many."""
+        self._only_tokens = False
+        """Whether what follows, up to the end, is tokens: events of OpenAI's older interfaces."""
         self.usage = Usage()
         self.error: dict[str, Any] | None = None
         """The last error that the engine has sent as an event."""
@@ -77,7 +81,7 @@ class EventStream:
                 return b""
         if _USAGE in data or _ERROR in data:
             return self._read(data)
-        self.events += data.count(_DATA)
+        self.events += self._holding_tokens(data)
         return data
 
     def rest(self) -> bytes:
@@ -97,13 +101,32 @@ class EventStream:
         """Look into each event that may hold usage or an error."""
         kept = []
         for event in _split(data):
+            content = None
             if (_USAGE in event and not any(no in event for no in _NO_USAGE)) or _ERROR in event:
                 content = event_json(event)
-                if content is not None and self._take(content):
-                    continue
-            self.events += event.count(_DATA)
+            if content is None:
+                self.events += self._holding_tokens(event)
+            elif self._take(content):
+                continue
+            else:
+                self.events += _holds_part(content)
             kept.append(event)
         return b"".join(kept)
+
+    def _holding_tokens(self, data: bytes) -> int:
+        """How many of these whole events hold a part of the answer.
+
+        Called for each token, so nothing is parsed once it is known what comes.
+        """
+        if self._only_tokens and data.startswith(_DATA) and not data.endswith(_DONE):
+            return data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        found = 0
+        for event in _split(data):
+            content = event_json(event)
+            if content is not None and _holds_part(content):
+                found += 1
+                self._only_tokens = "type" not in content
+        return found
 
     def _take(self, content: dict[str, Any]) -> bool:
         """Read an event; True: it is to be taken out."""
@@ -140,6 +163,25 @@ def holds_token(event: bytes) -> bool:
     if not isinstance(choices, list) or not choices:
         return True
     return not all(isinstance(choice, dict) and _says_only_role(choice) for choice in choices)
+
+
+def _holds_part(content: dict[str, Any]) -> bool:
+    """Whether an event's content is a part of the answer; unlike `holds_token` no in doubt."""
+    kind = content.get("type")
+    if isinstance(kind, str):
+        return kind == "content_block_delta" or kind.endswith(".delta")
+    choices = content.get("choices")
+    if not isinstance(choices, list):
+        return False
+    return any(isinstance(choice, dict) and _says_something(choice) for choice in choices)
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    said = delta if isinstance(delta, dict) else {"text": choice.get("text")}
+    if choice.get("finish_reason") is None and "role" not in said:
+        return True  # the text of a token may still be empty: half a character
+    return any(value for key, value in said.items() if key != "role")
 
 
 def _says_only_role(choice: dict[str, Any]) -> bool:

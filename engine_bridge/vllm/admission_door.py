@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from trimtab.engine_bridge.admission.asked import Asked
+from trimtab.engine_bridge.admission.asked import Asked, wants_stream
 from trimtab.engine_bridge.admission.core import Admission
 from trimtab.engine_bridge.admission.counting import EngineTokenCounter
 from trimtab.engine_bridge.admission.metrics import AdmissionMetrics
@@ -123,7 +123,7 @@ class AdmissionDoor:
             return judged
         body.update(judged.changes)
         strips = _ask_for_usage(path, body) and not self._usage_always
-        return Admitted(judged, strips_usage=strips)
+        return Admitted(judged, strips_usage=strips, streams=wants_stream(body))
 
     async def serve(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an admitted request and end its ticket, whatever happens."""
@@ -172,10 +172,16 @@ class AdmissionDoor:
 class Admitted:
     """One admitted request and what its answer says on its way out."""
 
-    def __init__(self, ticket: Ticket, *, strips_usage: bool) -> None:
-        """Begin before the answer does."""
+    def __init__(self, ticket: Ticket, *, strips_usage: bool, streams: bool) -> None:
+        """Begin before the answer does.
+
+        Args:
+            ticket: What admission has given.
+            strips_usage: Whether the client has not asked for the usage at the stream's end.
+            streams: Whether it wants a stream.
+        """
         self._ticket = ticket
-        self._strips = strips_usage
+        self._strips, self._streams = strips_usage, streams
         self._status = 0
         self._stream: EventStream | None = None
         self._pieces: list[bytes] = []
@@ -213,8 +219,9 @@ class Admitted:
         outcome = self._outcome()
         output = usage.output_tokens
         if output is None and self._stream is not None:
-            # Who leaves early has no usage; each event but the first has held a token.
-            output = max(0, self._stream.events - 1)
+            output = self._stream.events
+        elif output is None and self._streams and self._left:
+            output = 0  # it left before the first token
         await self._ticket.finished(
             outcome=outcome,
             prompt_tokens=usage.prompt_tokens,
@@ -281,7 +288,7 @@ class InnerRequests:
 def _ask_for_usage(path: str, body: dict[str, Any]) -> bool:
     """Have a stream end with its usage; True if that was not the client's wish."""
     options = body.get(_OPTIONS)
-    if path not in _STREAMS or not body.get("stream") or not isinstance(options, dict | None):
+    if path not in _STREAMS or not wants_stream(body) or not isinstance(options, dict | None):
         return False
     known = options or {}
     if known.get("include_usage") is True:

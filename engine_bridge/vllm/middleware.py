@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trimtab.engine_bridge.admission.asked import utf8_bytes
+from trimtab.engine_bridge.admission.asked import is_too_deep, utf8_bytes
 from trimtab.engine_bridge.admission.refusal import Refusal, no_json, unknown_key
 from trimtab.engine_bridge.vllm.identity import (
     TENANT_ARG,
@@ -51,7 +51,10 @@ STAMPED: Final = frozenset(
 """Paths that generate and whose body carries the labels into the scheduler."""
 STAMPED_WITHOUT_ARGS: Final = frozenset(("/v1/embeddings",))
 """Paths whose body has a priority and a cache salt, but no `vllm_xargs`."""
-HARMLESS: Final = ("/render", "/derender", "/count_tokens", "/cancel", "_lora_adapter")
+COUNTED: Final = ("/render", "/derender", "/count_tokens", "/tokenize", "/detokenize")
+"""Endings of guarded paths that occupy no place in the engine, but the server's own CPU with a
+prompt of any length: with admission each is one request of its tenant, of no tokens."""
+HARMLESS: Final = (*COUNTED, "/cancel", "_lora_adapter")
 """Endings of guarded paths that occupy no place in the engine; they pass as they are."""
 GUARDED: Final = (
     "/v1/",
@@ -64,9 +67,11 @@ GUARDED: Final = (
     "/classify",
     "/score",
     "/rerank",
+    "/tokenize",
+    "/detokenize",
 )
-"""Beginnings of the paths that reach the engine. What lies there and cannot be stamped is refused:
-it would be served under whatever labels the client likes."""
+"""Beginnings of the paths that reach the engine, or its tokenizer. What lies there and cannot be
+stamped is refused: it would be served under whatever labels the client likes."""
 
 _PRIORITY_HEADER: Final = b"x-vllm-priority"
 _DROPPED_HEADERS: Final = frozenset(
@@ -151,6 +156,8 @@ class IdentityMiddleware:
         kept = [(name, value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
         if path in STAMPED or path in STAMPED_WITHOUT_ARGS:
             await self._stamp(path, identity, {**scope, "headers": kept}, receive, send)
+        elif scope["method"] not in _READING and path.endswith(COUNTED) and self._door is not None:
+            await self._count(path, identity, {**scope, "headers": kept}, receive, send)
         elif scope["method"] in _READING or path.endswith(HARMLESS):
             await self._app({**scope, "headers": kept}, receive, send)
         else:
@@ -160,21 +167,16 @@ class IdentityMiddleware:
     async def _stamp(
         self, path: str, identity: Identity, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        length = _header(scope["headers"], b"content-length") or "0"
-        too_long = length.isdigit() and int(length) > self._largest_body_bytes
-        body = None if too_long else await self._read(receive)
-        if body is None:
-            message = f"the body must be at most {self._largest_body_bytes} bytes"
-            await _refuse(send, Refusal(status=413, code="body_too_large", message=message))
+        raw = await self._body(scope, receive, send)
+        if raw is None:
             return
-        if body is _GONE:
-            return
-        raw = bytes(body)
         data = _parsed(raw)
+        if data is None:
+            # Unlabelled, it might still be one to whoever reads it next.
+            await _refuse(send, no_json())
+            return
         admitted: Admitted | Refusal | None = None
-        if self._door is not None and data is None:
-            admitted = no_json()
-        elif self._door is not None and data is not None:
+        if self._door is not None:
             admitted = await self._door.admit(path, identity, data, utf8_bytes(raw), scope)
         if isinstance(admitted, Refusal):
             await _refuse(send, admitted)
@@ -183,13 +185,38 @@ class IdentityMiddleware:
         if self._priority:
             # Some paths know the header only, others the body's field only.
             headers.append((_PRIORITY_HEADER, b"%d" % self._identifier.order(identity.tier)))
-        stamped = raw if data is None else self._stamped(path, identity, data)
+        stamped = self._stamped(path, identity, data)
         headers.append((b"content-length", b"%d" % len(stamped)))
         scope, receive = {**scope, "headers": headers}, _replay(stamped, receive)
         if self._door is None or admitted is None:
             await self._app(scope, receive, send)
         else:
             await self._door.serve(admitted, scope, receive, send)
+
+    async def _count(
+        self, path: str, identity: Identity, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Pass a request on that costs its tenant one request and no tokens."""
+        assert self._door is not None
+        raw = await self._body(scope, receive, send)
+        if raw is None:
+            return
+        admitted = await self._door.admit(path, identity, {}, 0, scope)
+        if isinstance(admitted, Refusal):
+            await _refuse(send, admitted)
+            return
+        await self._door.serve(admitted, scope, _replay(raw, receive), send)
+
+    async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """The whole body; None if the client has left, or was told that it is too long."""
+        length = _header(scope["headers"], b"content-length") or "0"
+        too_long = length.isdigit() and int(length) > self._largest_body_bytes
+        body = None if too_long else await self._read(receive)
+        if body is None:
+            message = f"the body must be at most {self._largest_body_bytes} bytes"
+            await _refuse(send, Refusal(status=413, code="body_too_large", message=message))
+            return None
+        return None if body is _GONE else bytes(body)
 
     async def _read(self, receive: Receive) -> bytearray | None:
         """The whole body; None if it is too long, `_GONE` if the client has left."""
@@ -220,12 +247,12 @@ _GONE: Final = bytearray()
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in a body; None if it is none, which vLLM refuses itself."""
+    """The JSON object in a body; None if there is none, or one too deep for vLLM to read."""
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return data if isinstance(data, dict) else None
+    return data if isinstance(data, dict) and not is_too_deep(body, data) else None
 
 
 def _path(scope: Scope) -> str:

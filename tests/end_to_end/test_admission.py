@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.vllm_server import KEYS, Server, running
+from tests.end_to_end import hostile
+from tests.vllm_server import KEYS, Server, own_faults, running
 from tests.waiting import poll
 
 openai = pytest.importorskip("openai", reason="it comes with vLLM")
@@ -23,6 +24,7 @@ tiers:
     output_tokens_per_minute: 1000
     max_prompt_tokens: 600
     longest_output_tokens: 400
+  T2: {longest_output_tokens: 4, concurrent_requests: 4}
   T3: {requests_per_minute: 4, concurrent_requests: 2}
 saturation: {queue_length: 1000, kv_use_fraction: 0.99}
 """
@@ -32,7 +34,8 @@ saturation: {queue_length: 1000, kv_use_fraction: 0.99}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("admission")
     (folder / "admission.yaml").write_text(ADMISSION)
-    with running(folder, "--admission", str(folder / "admission.yaml")) as started:
+    limits = str(folder / "admission.yaml")
+    with running(folder, "--admission", limits, odd_requests=True) as started:
         yield started
 
 
@@ -145,9 +148,31 @@ def test_every_other_door_counts_as_well(server: Server) -> None:
     assert messages.usage.output_tokens == 5
 
 
+def test_odd_bodies_reach_the_engine_labelled_or_not_at_all(server: Server) -> None:
+    """Each claims to be T1's; who asks is T2's."""
+
+    def arrived(tier: str) -> float:
+        return metric(server, "arrivals_total", f'tier="{tier}"')
+
+    before = {tier: arrived(tier) for tier in ("T0", "T1", "T2", "T3")}
+    engines_own = []
+    with httpx.Client(base_url=server.url, timeout=60) as opened:
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            for body, headers in hostile.fixed_bodies(server.model, large=False):
+                sent = server.bearer("odd") | headers
+                encoded = {name: value.encode("latin-1") for name, value in sent.items()}
+                answer = opened.post(path, content=body, headers=encoded)
+                if hostile.harmless(answer.status_code, answer.content):
+                    engines_own.append((path, body[:200], answer.text))
+    poll(lambda: arrived("T2") > before["T2"] + 20, what="they arrive as T2's")
+    assert all(arrived(tier) == before[tier] for tier in ("T0", "T1", "T3"))
+    assert not engines_own, engines_own
+
+
 def test_nothing_is_left_open_and_nothing_has_failed(server: Server) -> None:
     opened = "admission_open_requests"
     poll(lambda: metric(server, opened, "") == 0, what="the end of all requests")
     assert metric(server, "admission_slowed_tenants", "") == 0
     log = server.log.read_text(errors="replace")
-    assert not re.search(r"Traceback|never awaited|Task was destroyed", log)
+    assert not re.search(r"never awaited|Task was destroyed", log)
+    assert not own_faults(server.log)

@@ -8,17 +8,20 @@ import os
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.end_to_end import hostile
 from tests.end_to_end.gateway_process import (
     EngineProcess,
     GatewayProcess,
     engine_process,
     gateway_process,
 )
+from tests.end_to_end.test_gateway_api import schemathesis
 from tests.otlp_receiver import Receiver, Span, otlp_receiver
 from tests.vllm_server import KEYS, Server, running, write_plan
 from tests.waiting import poll
@@ -77,6 +80,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 *("--otlp-traces-endpoint", f"{collector.url}/v1/traces"),
                 env=TRACES_OF_VLLM,
                 trust_labels=True,
+                odd_requests=True,
             )
         )
         spare = stack.enter_context(engine_process("spare", token_s=0.002))
@@ -85,7 +89,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             for tenant, (key, tier) in KEYS.items()
         }))  # fmt: skip
         (folder / "admission.yaml").write_text(
-            yaml.safe_dump({"tiers": {"T3": {"max_prompt_tokens": LONGEST_PROMPT}}})
+            yaml.safe_dump(
+                {
+                    "tiers": {"T3": {"max_prompt_tokens": LONGEST_PROMPT}},
+                    "tenants": {"odd": {"longest_output_tokens": 4, "concurrent_requests": 4}},
+                }
+            )
         )
         plan = yaml.safe_load(write_plan(folder).read_text())
         plan["tiers"]["T0"]["slice_tokens"] = SLICE_TOKENS
@@ -282,6 +291,47 @@ def test_the_engines_own_span_hangs_below_the_gateways(fleet: Fleet) -> None:
         assert attempt.attributes["trimtab.engine"] == "vllm"
         assert attempt.began_ns <= engine.began_ns <= attempt.ended_ns
     assert "secret" not in str(fleet.collector.spans)
+
+
+def arrivals(fleet: Fleet) -> dict[str, float]:
+    """Requests that the engine has had, by tier."""
+    import httpx
+
+    page = httpx.get(f"{fleet.vllm.url}/metrics", timeout=10).text
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if line.startswith("trimtab_arrivals_total{"):
+            tier = line.partition('tier="')[2].partition('"')[0]
+            found[tier] = found.get(tier, 0.0) + float(line.rpartition(" ")[2])
+    return found
+
+
+def test_odd_requests_reach_the_engine_labelled_or_not_at_all(fleet: Fleet, tmp_path: Path) -> None:
+    """Each claims to be T1's; who asks is T2's."""
+    import httpx
+
+    key, model = KEYS["odd"][0], fleet.vllm.model
+    before = arrivals(fleet)
+    engines_own = []
+    with httpx.Client(base_url=fleet.gateway.url, timeout=60) as client:
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            for body, headers in hostile.fixed_bodies(model, large=False):
+                sent = {"Authorization": f"Bearer {key}", **headers}
+                encoded = {name: value.encode("latin-1") for name, value in sent.items()}
+                answer = client.post(path, content=body, headers=encoded)
+                if hostile.harmless(answer.status_code, answer.content):
+                    engines_own.append((path, body[:200], answer.text))
+    schemathesis(
+        tmp_path, fleet.gateway, model, "--max-examples", "4", key=key,
+        without="not_a_server_error,status_code_conformance,response_schema_conformance",
+    )  # fmt: skip
+    poll(lambda: arrivals(fleet)["T2"] > before.get("T2", 0.0) + 20, what="they arrive as T2's")
+    after = arrivals(fleet)
+    assert {tier: after[tier] for tier in ("T0", "T1", "T3")} == {
+        tier: before.get(tier, 0.0) for tier in ("T0", "T1", "T3")
+    }
+    assert fleet.gateway.metric("trimtab_gateway_refusals_total", code="internal_error") == 0
+    assert not engines_own, engines_own
 
 
 def test_a_killed_vllm_loses_no_request_without_a_token(fleet: Fleet) -> None:

@@ -169,7 +169,7 @@ def test_tenants_share_no_cached_blocks(client: Any, server: Server) -> None:
     assert hits_of("bolt") == 0
 
 
-def test_what_is_no_json_gets_vllms_own_error(client: Any, server: Server) -> None:
+def test_what_is_no_json_is_refused(client: Any, server: Server) -> None:
     headers = server.bearer("acme") | {"content-type": "application/json"}
     answer = client.post("/v1/completions", content=b"{no", headers=headers)
     assert answer.status_code == 400

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine_bridge.admission.rig import PLAN, Clock, asked, settings
+from tests.redis_server import RedisProcess, redis_server
 from trimtab.engine_bridge.admission.core import Admission
 from trimtab.engine_bridge.admission.limiter import Charge, Limiter, Places, Quota, Short, Taken
 from trimtab.engine_bridge.admission.memory_ledger import MemoryLedger
@@ -31,45 +29,17 @@ MINUTE = Quota("requests", 100, 60)
 
 
 @pytest.fixture(scope="module")
-def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a Redis of the test's own."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("no redis-server here")
-    folder = tmp_path_factory.mktemp("redis")
-    path = folder / "redis.sock"
-    words = ["--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
-    process = subprocess.Popen([program, *words], cwd=folder, stdout=subprocess.DEVNULL)
-    try:
-        end_s = time.monotonic() + PATIENCE_S
-        while not _answers(path):
-            assert process.poll() is None, "redis-server ended"
-            assert time.monotonic() < end_s, "redis-server does not answer"
-            time.sleep(0.02)
-        yield path
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as link:
-        try:
-            link.connect(str(path))
-            link.sendall(b"PING\r\n")
-            return link.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A Redis of the test's own."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as started:
+        yield started
 
 
 @pytest.fixture
-def url(redis_socket: Path) -> str:
+def url(redis_process: RedisProcess) -> str:
     """Its URL, with nothing in it."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(str(redis_socket))
-        link.sendall(b"FLUSHALL\r\n")
-        assert link.recv(16) == b"+OK\r\n"
-    return f"redis+unix://{redis_socket}"
+    redis_process.empty()
+    return redis_process.url
 
 
 def redis(url: str) -> RedisLedger:
@@ -373,6 +343,30 @@ def test_a_client_that_leaves_does_not_keep_what_it_took(url: str) -> None:
             while door._writing:
                 await asyncio.wait(set(door._writing))
         await door.close()
+
+    run(steps())
+
+
+def test_who_is_cancelled_while_the_storage_gives_has_taken_nothing(url: str) -> None:
+    async def steps() -> None:
+        ledger = redis(url)
+        places = Places(1, 1, 60.0)
+        for turns in range(12):
+            taking = asyncio.create_task(
+                ledger.take("acme", f"t{turns}", [Charge(MINUTE, 100)], places)
+            )
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            taking.cancel()
+            given = (await asyncio.gather(taking, return_exceptions=True))[0]
+            while ledger._undoing:
+                await asyncio.wait(set(ledger._undoing))
+            if isinstance(given, Taken):  # it was faster
+                await ledger.settle(given, {"requests": 0})
+        # All of the quota and the only place are there again.
+        free = await ledger.take("acme", "u", [Charge(MINUTE, 100)], places)
+        assert isinstance(free, Taken)
+        await ledger.close()
 
     run(steps())
 

@@ -27,7 +27,9 @@ class Engine:
     def __init__(self, name: str, token_s: float) -> None:
         self.name, self.token_s = name, token_s
         self.begun = self.finished = self.cut = 0
+        self.running = self.most_running = 0
         self.seen: list[dict[str, Any]] = []
+        self.tokenized: list[dict[str, str]] = []
         self.healthy = True
 
     def app(self) -> Starlette:
@@ -37,6 +39,8 @@ class Engine:
                 Route("/counts", self.counts),
                 Route("/metrics", self.metrics),
                 Route("/sick", self.sick, methods=["POST"]),
+                Route("/forget-most", self.forget_most, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.complete, methods=["POST"]),
                 Route("/v1/embeddings", self.complete, methods=["POST"]),
@@ -48,13 +52,26 @@ class Engine:
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
 
+    async def tokenize(self, request: Request) -> Response:
+        self.tokenized.append(dict(request.headers))
+        return JSONResponse({"count": len((await request.body()).split())})
+
     async def sick(self, request: Request) -> Response:
         self.healthy = not self.healthy
         return Response()
 
+    async def forget_most(self, request: Request) -> Response:
+        self.most_running = self.running
+        return Response()
+
     async def counts(self, request: Request) -> Response:
-        counts = {"begun": self.begun, "finished": self.finished, "cut": self.cut}
-        return JSONResponse({**counts, "name": self.name, "seen": self.seen})
+        counts: dict[str, Any] = {"begun": self.begun, "finished": self.finished, "cut": self.cut}
+        counts |= {"running": self.running, "most_running": self.most_running}
+        counts |= {"name": self.name}
+        if "brief" not in request.query_params:
+            counts["seen"] = self.seen
+        # Bodies may hold NaN.
+        return Response(json.dumps(counts), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(
@@ -69,7 +86,7 @@ class Engine:
         self.begun += 1
         self.seen.append(
             {"headers": dict(request.headers), "path": request.url.path, "bytes": len(raw)}
-            | {"body": body if len(raw) < 10_000 else None}
+            | {"body": body if len(raw) < 10_000 else None, "fields": sorted(body)}
         )
         prompt = json.dumps(body.get("messages") or body.get("prompt") or body.get("input") or "")
         status = _number(prompt, "status", 0)
@@ -81,7 +98,9 @@ class Engine:
             return StreamingResponse(
                 self._events(body, prompt, tokens), media_type="text/event-stream"
             )
+        self._enter()
         await asyncio.sleep(_number(prompt, "wait", 0.0) + tokens * self._token_s(prompt))
+        self.running -= 1
         self.finished += 1
         usage = _usage(prompt, tokens)
         text = " ".join(f"{self.name}{i}" for i in range(tokens))
@@ -96,6 +115,7 @@ class Engine:
     async def _events(self, body: dict[str, Any], prompt: str, tokens: int) -> AsyncIterator[bytes]:
         chat = "messages" in body
         done = False
+        self._enter()
         try:
             await asyncio.sleep(_number(prompt, "wait", 0.0))
             error = int(_number(prompt, "sse_error", 0))
@@ -116,8 +136,13 @@ class Engine:
             yield b"data: [DONE]\n\n"
             done = True
         finally:
+            self.running -= 1
             self.finished += done
             self.cut += not done
+
+    def _enter(self) -> None:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
 
     def _token_s(self, prompt: str) -> float:
         return 0.1 if "slow" in prompt else self.token_s

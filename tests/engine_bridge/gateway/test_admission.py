@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.engine_bridge.gateway.gateway_parts import (
@@ -15,6 +17,7 @@ from tests.engine_bridge.gateway.gateway_parts import (
     texts,
     until,
 )
+from trimtab.engine_bridge.errors import InputError
 
 
 def admission_file(folder: Path, **limits: Any) -> str:
@@ -150,6 +153,100 @@ def test_a_reload_changes_limits_and_forgets_no_use(tmp_path: Path) -> None:
             await gateway.reload()
             statuses = [(await gateway.ask("tokens=1")).status_code for _ in range(3)]
             assert statuses == [200, 200, 429]
+        await engine.kill()
+
+    run(test())
+
+
+def test_who_leaves_a_stream_before_its_first_token_pays_for_no_output(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = await start_engine("a")
+        limits = admission_file(tmp_path, output_tokens_per_minute=1000)
+        async with running_gateway(tmp_path, {"a": engine.url}, admission=limits) as gateway:
+            asked = asyncio.create_task(gateway.stream("wait=20", max_tokens=900))
+            await until(lambda: engine.engine.begun == 1, what="it runs")
+            asked.cancel()
+            await until(lambda: not gateway.gateway._proxy.open, what="it is gone")
+            assert (await gateway.ask("tokens=1", max_tokens=1000)).status_code == 200
+        await engine.kill()
+
+    run(test())
+
+
+def test_a_reload_that_fails_half_way_changes_neither_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        engine = await start_engine("a")
+        limits = admission_file(tmp_path, requests_per_minute=2)
+        async with running_gateway(tmp_path, {"a": engine.url}, admission=limits) as gateway:
+            before = gateway.gateway._setup.fleet.engines["a"]
+            admission_file(tmp_path, requests_per_minute=50)
+
+            def no_engines(*args: Any, **more: Any) -> None:
+                raise InputError("engines", bound="possible")
+
+            def no_limits(*args: Any, **more: Any) -> None:
+                raise InputError("admission", bound="possible")
+
+            engines = {"other": {"url": engine.url, "models": ["other"]}}
+            for name, broken in (
+                ("setup.make_fleet", no_engines),
+                ("server.judging_spec", no_limits),
+                ("server.Admission.reconfigure", no_limits),
+            ):
+                with monkeypatch.context() as patched:
+                    patched.setattr(f"trimtab.engine_bridge.gateway.{name}", broken)
+                    await gateway.reload(engines=engines, time_outs={"first_byte_s": 1.0})
+            assert gateway.states() == {"a": "up"}
+            assert (before.name, before.client.first_byte_s) == ("a", 600.0)
+            statuses = [(await gateway.ask("tokens=1")).status_code for _ in range(3)]
+            assert statuses == [200, 200, 429]
+        await engine.kill()
+
+    run(test())
+
+
+def test_engines_that_left_are_not_kept_to_count_tokens_with(tmp_path: Path) -> None:
+    async def test() -> None:
+        engines = [await start_engine(name) for name in "ab"]
+        limits = admission_file(tmp_path, max_prompt_tokens=100)
+        url = {name: one.url for name, one in zip("ab", engines, strict=True)}
+        async with running_gateway(tmp_path, {"a": url["a"]}, admission=limits) as gateway:
+            counter: Any = gateway.gateway._admission
+            turns = counter._lengths._counter._turns
+            for name in "ababab":
+                await gateway.reload(engines={name: {"url": url[name], "models": ["m"]}})
+                assert (await gateway.ask("x" * 600)).status_code in (200, 413)
+                gc.collect()
+                assert [one.name for one in turns] == [name]
+        for one in engines:
+            assert {label["x-trimtab-tenant"] for label in one.engine.tokenized} == {"anonymous"}
+        for one in engines:
+            await one.kill()
+
+    run(test())
+
+
+@pytest.mark.parametrize("word", ["true", 1, "YES"])
+def test_a_stream_by_any_word_for_true_is_charged_what_it_has_taken(
+    tmp_path: Path, word: object
+) -> None:
+    """Its reservation is a guess where it names no bound: a long answer must not hide behind it."""
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        limits = admission_file(tmp_path, output_tokens_per_minute=1000)
+        async with running_gateway(tmp_path, {"a": engine.url}, admission=limits) as gateway:
+            chat = {"model": "m", "messages": [{"role": "user", "content": "tokens=990"}]}
+            answer = await gateway.client.post(
+                "/v1/chat/completions", json={**chat, "stream": word}
+            )
+            assert answer.status_code == 200
+            assert answer.content.count(b"data: ") > 990
+            assert b'"usage"' not in answer.content
+            assert (await gateway.ask("tokens=1", max_tokens=11)).status_code == 429
+            assert (await gateway.ask("tokens=1", max_tokens=10)).status_code == 200
         await engine.kill()
 
     run(test())

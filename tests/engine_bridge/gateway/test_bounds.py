@@ -71,6 +71,20 @@ def test_heads_have_a_longest_length(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_head_with_two_faults_is_refused_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = await start_engine("a")
+        faults: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: faults.append(said))
+        async with running_gateway(tmp_path, {"a": engine.url}, caps={"head_kib": 8}) as gateway:
+            answer = await say(gateway, b"GET / HTTP/1.1\r\n\0" + b"\0" * 20_000)
+            assert answer.count(b"HTTP/1.1 ") == 1
+        assert not faults
+        await engine.kill()
+
+    run(test())
+
+
 def test_heads_have_a_longest_time(tmp_path: Path) -> None:
     async def test() -> None:
         engine = await start_engine("a")
@@ -302,5 +316,26 @@ def test_a_pipelining_client_that_reads_nothing_is_given_up(tmp_path: Path) -> N
             await until(lambda: not gateway.gateway._proxy.open, what="it is given up")
             assert gateway.in_flight() == 0
             writer.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("behind", [1, 3, 5000])
+def test_a_pipelining_client_that_leaves_ends_its_request(tmp_path: Path, behind: int) -> None:
+    """Nothing is read of it while its requests wait in line."""
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        async with running_gateway(tmp_path, {"a": engine.url}) as gateway:
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            content = json.dumps({"model": MODEL, "prompt": "wait=30"}).encode()
+            one = POST + b"content-length: %d\r\n\r\n" % len(content) + content
+            writer.write(one * (1 + behind))
+            await until(lambda: engine.engine.begun == 1, what="the first one is asked")
+            writer.close()
+            await until(lambda: not gateway.gateway._proxy.open, what="it is gone", deadline_s=5)
+            assert gateway.in_flight() == 0
+            assert engine.engine.begun == 1, "those behind it were asked for all that"
+        await engine.kill()
 
     run(test())

@@ -22,7 +22,9 @@ from tests.engine_bridge.gateway.gateway_parts import (
     texts,
     until,
 )
+from trimtab.engine_bridge.gateway.exchange import Exchange
 from trimtab.engine_bridge.gateway.upstream import Client, Fault, UpstreamError
+from trimtab.engine_bridge.vllm.identity import Identity
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -239,6 +241,41 @@ def test_who_waits_too_long_or_in_too_large_a_crowd_is_told_when_to_come_again(
     run(test())
 
 
+def test_all_waits_of_a_request_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try may find that no engine can be used; the second wait has what the first has left."""
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        left_s: list[float] = []
+        async with running_gateway(tmp_path, {"a": engine.url}, time_outs={"wait_s": 9}) as gateway:
+            proxy, loop = gateway.gateway._proxy, asyncio.get_running_loop()
+            found = gateway.gateway._setup.fleet.engines["a"]
+            picks = [None, found, None, found]
+
+            async def wait(tier: str, ends_s: float) -> None:
+                left_s.append(ends_s - loop.time())
+                await asyncio.sleep(0.05)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(gateway.gateway._setup.fleet, "pick", lambda *_: picks.pop(0))
+                patched.setattr(proxy._waiting, "wait", wait)
+                exchange = Exchange({"path": "/", "headers": []}, noted, now_s=loop.time())
+                exchange.identity, exchange.model = Identity("anonymous", "T3"), MODEL
+                for _ in range(2):
+                    assert await proxy._find(exchange, []) is found
+        assert left_s[0] == pytest.approx(9.0, abs=0.01)
+        assert left_s[1] <= left_s[0] - 0.05
+        await engine.kill()
+
+    run(test())
+
+
+async def noted(message: Any) -> None:
+    raise AssertionError("nothing is sent")
+
+
 def test_the_top_tier_goes_to_the_reserve_and_the_others_wait(tmp_path: Path) -> None:
     from tests.engine_bridge.gateway.test_proxy import bearer, keys_file
 
@@ -369,7 +406,7 @@ def test_a_stream_that_broke_off_is_not_booked_as_finished(tmp_path: Path) -> No
     run(test())
     (path,) = usage.glob("accounts-*.parquet")
     (row,) = pq.read_table(path).to_pylist()
-    assert (row["outcome"], row["output_tokens"]) == ("failed", 2)
+    assert (row["outcome"], row["output_tokens"]) == ("failed", 1)
 
 
 def test_a_slow_metrics_page_takes_no_engine_out(

@@ -61,15 +61,35 @@ def test_it_comes_back_by_one_trial_request_at_a_time() -> None:
     assert not health.usable, "its time is not up"
     health.looked(True, 12.0)
     assert health.usable
-    health.begin()
+    trial = health.begin()
     assert not health.usable, "one is on its way"
-    health.ended()
+    health.ended(trial)
     assert health.usable, "its client left: nothing is known"
     health.begin()
     assert health.answered()
     health.begin()
     assert health.usable
     assert health.state is HealthState.UP
+
+
+def test_the_end_of_an_older_request_lets_no_second_trial_in() -> None:
+    health = up()
+    before = [health.begin() for _ in range(3)]
+    health.unanswered(10.0)
+    health.unanswered(10.0)
+    health.looked(True, 12.0)
+    trial = health.begin()
+    for older in before:
+        health.ended(older)
+        assert not health.usable, "one is on its way still"
+    # Nor does that of a trial from before it was out once more.
+    health.unanswered(13.0)
+    health.looked(True, 20.0)
+    second = health.begin()
+    health.ended(trial)
+    assert not health.usable
+    health.ended(second)
+    assert health.usable
 
 
 def test_each_trial_that_fails_doubles_the_time_up_to_the_longest() -> None:
@@ -83,9 +103,9 @@ def test_each_trial_that_fails_doubles_the_time_up_to_the_longest() -> None:
             now_s += 0.5
             health.looked(True, now_s)
         waits.append(now_s - began_s)
-        health.begin()
+        trial = health.begin()
         health.unanswered(now_s)
-        health.ended()
+        health.ended(trial)
     assert waits == [2.0, 4.0, 8.0, 8.0, 8.0]
 
 
@@ -118,20 +138,22 @@ def test_whatever_happens_an_engine_that_is_well_again_comes_back(
     history: list[tuple[str, float]],
 ) -> None:
     health, now_s = Health(RULES), 0.0
+    running: list[int] = []
     for what, wait_s in history:
         now_s += wait_s
         match what:
             case "good" | "bad":
                 health.looked(what == "good", now_s)
             case "begin":
-                health.begin()
+                running.append(health.begin())
             case "ok":
                 health.answered()
             case "fail":
                 health.unanswered(now_s)
-            case "end":
-                health.ended()
-    health.ended()  # every request ends
+            case "end" if running:
+                health.ended(running.pop(0))
+    for trial in running:
+        health.ended(trial)  # every request ends
     for _ in range(int(RULES.longest_eject_s) + RULES.back_after + 2):
         now_s += 1.0
         health.looked(True, now_s)

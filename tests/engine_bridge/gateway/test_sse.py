@@ -107,3 +107,35 @@ def test_the_first_token_is_told_from_the_role() -> None:
     assert holds_token(event({"choices": [{"index": 0, "text": "x"}]}))
     assert holds_token(DONE)
     assert holds_token(b"data: nonsense\n\n")
+
+
+def test_only_events_that_hold_a_part_of_the_answer_count() -> None:
+    def counted(*events: bytes) -> int:
+        stream = EventStream(strip_usage=True)
+        for one in events:
+            stream.feed(one)
+        together = EventStream(strip_usage=True)
+        together.feed(b"".join(events))
+        assert together.events == stream.events
+        return stream.events
+
+    role = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    odd = [token(text) for text in ('data: data:\n\ndata: "x"', '"role":', "[DONE]", '"usage"', "")]
+    usage = event({"choices": [], "usage": USAGE})
+    assert counted(role, event(token("x")), usage, DONE) == 1
+    assert counted(role, *map(event, odd), DONE) == len(odd)
+    spoken = event({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]})
+    assert counted(role, spoken, b": ping\n\n", DONE) == 1
+    call = {"index": 0, "delta": {"tool_calls": [{"index": 0, "type": "function"}]}}
+    assert counted(event({"choices": [call]}), event({"error": {"code": 500}})) == 1
+    plain = [event({"choices": [{"index": 0, "text": text}]}, "\r\n\r\n") for text in "abc"]
+    assert counted(*plain) == 3
+    named = [
+        b"event: %b\n%b" % (kind.encode(), event({"type": kind, "delta": {"text": "x"}}))
+        for kind in (
+            *("message_start", "content_block_start", "ping", "content_block_delta"),
+            *("content_block_delta", "content_block_stop", "message_delta", "message_stop"),
+            *("response.created", "response.output_text.delta", "response.output_text.done"),
+        )
+    ]
+    assert counted(*named) == 3

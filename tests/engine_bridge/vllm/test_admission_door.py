@@ -40,6 +40,8 @@ class Vllm:
     error_event: Mapping[str, object] | None = None
     breaks_after: int | None = None
     waits_after: int | None = None
+    waits_before: bool = False
+    """Whether it says nothing at all before its client leaves."""
     pieces: int = 1
     """Each body is sent in so many pieces, cut anywhere."""
     bodies: list[tuple[str, Any]] = field(default_factory=list)
@@ -57,6 +59,8 @@ class Vllm:
         self.roots.append(str(scope.get("root_path", "")))
         if scope["path"].endswith(("/tokenize", "/count_tokens")):
             await self._whole(send, 200, {"count": len(json.dumps(asked).split("word"))})
+        elif self.waits_before:
+            assert (await receive())["type"] == "http.disconnect"
         elif self.status != 200:
             await self._whole(send, self.status, {"error": {"message": "no"}})
         elif asked.get("stream"):
@@ -175,7 +179,7 @@ class House:
             self.sent.append(message)
 
         asyncio.run(self.app(scope, receive, send))
-        return int(self.sent[0]["status"])
+        return int(self.sent[0]["status"]) if self.sent else 0
 
     @property
     def answer(self) -> bytes:
@@ -374,11 +378,47 @@ async def serve_patiently(house: House) -> None:
     await house.app(scope, receive, send)
 
 
-def test_paths_that_occupy_nothing_cost_nothing() -> None:
+def test_who_leaves_a_stream_before_it_begins_pays_for_no_output() -> None:
+    house = House({"output_tokens_per_minute": 100})
+    for _ in range(3):
+        house.vllm.waits_before = True
+        house.post(ask(stream=True, max_tokens=90))
+        assert house.last.outcome is Outcome.CANCELLED
+        assert house.last.output_tokens == 0
+    house.vllm.waits_before = False
+    assert house.post(ask(max_tokens=100)) == 200
+
+
+def test_a_cancel_costs_nothing() -> None:
     house = House({"requests_per_minute": 1})
     for _ in range(5):
-        assert house.post(ask(), path="/v1/chat/completions/render") == 200
+        assert house.post({}, path="/v1/responses/resp_1/cancel") == 200
     assert house.post(ask()) == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tokenize",
+        "/detokenize",
+        "/v1/messages/count_tokens",
+        "/v1/chat/completions/render",
+        "/v1/completions/derender",
+    ],
+)
+def test_what_takes_the_tokenizers_time_is_a_request_of_no_tokens(path: str) -> None:
+    limits = {"prompt_tokens_per_minute": 400, "max_prompt_tokens": 400, "concurrent_requests": 1}
+    house = House({"requests_per_minute": 3, **limits})
+    long = ask(messages=[{"role": "user", "content": "word" * 5000}])
+    for _ in range(2):
+        assert house.post(long, path=path) == 200
+        assert house.vllm.bodies[-1] == (path, long)
+    assert house.post(ask(messages=[{"role": "user", "content": "x" * 150}])) == 200
+    assert house.post(long, path=path) == 429
+    assert json.loads(house.answer)["error"]["code"] == "requests_quota"
+    assert house.admission.open_tickets == 0
+    house.clock.s += 61
+    assert house.post(b" " * ((64 << 20) + 1), path=path) == 413
 
 
 def test_text_in_another_encoding_is_no_shorter() -> None:

@@ -179,7 +179,13 @@ def test_a_trusted_label_of_no_tier_is_an_error_of_the_gateway() -> None:
 )
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/v1/completions"), ("GET", "/v1/models"), ("POST", "/v1/chat/completions/render")],
+    [
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions/render"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+    ],
 )
 def test_without_a_known_key_nothing_is_served(
     keys: str, headers: list[tuple[bytes, bytes]], method: str, path: str
@@ -219,12 +225,16 @@ def test_an_embedding_takes_no_vllm_xargs() -> None:
     assert set(downstream.json) == {"input", "priority", "cache_salt"}
 
 
-@pytest.mark.parametrize("body", [b"{no", b"", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_json_object_passes_untouched_to_vllms_own_error(body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [b"{no", b"", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 201 + b"1" + b"}" * 201],
+)
+def test_what_cannot_be_stamped_does_not_pass(body: bytes) -> None:
     downstream = Downstream()
-    assert wrapped(downstream).send(body, headers=LYING_HEADERS) == 200
-    assert downstream.body == body
-    assert b"x-trimtab-tier" not in downstream.headers
+    client = wrapped(downstream)
+    assert client.send(body, headers=LYING_HEADERS) == 400
+    assert json.loads(client.answer)["error"]["code"] == "invalid_json"
+    assert downstream.calls == 0
 
 
 def test_json_in_another_encoding_is_stamped_as_well() -> None:
