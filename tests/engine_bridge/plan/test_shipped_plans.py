@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 
 import pytest
@@ -87,6 +89,35 @@ def test_digest_is_of_behaviour_not_of_words(default_plan: Plan) -> None:
     assert with_values(default_plan, {"description": "other"}).digest == default_plan.digest
     assert with_values(default_plan, {"tiers.T0.description": "x"}).digest == default_plan.digest
     assert with_values(default_plan, {"rules.kv_pools": False}).digest != default_plan.digest
+
+
+def test_what_plans_have_not_always_had_leaves_their_digest_alone(default_plan: Plan) -> None:
+    """Bundles name the digest of the plan that they were trained under."""
+    assert default_plan.digest.startswith("5109ecd9a85e3c91")
+    named = with_values(default_plan, {"tenants.acme": {"tier": "T0"}})
+    content = named.model_dump(mode="json", exclude={"description": True, "metrics": True})
+    for part in (content, content["tenants"]["acme"]):
+        part.pop("aging", None)
+        part.pop("interactive", None)
+    for tier in content["tiers"].values():
+        del tier["description"], tier["interactive"]
+    assert named.digest == hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    assert with_values(named, {"tenants.acme.interactive": True}).digest != named.digest
+
+
+def test_a_tenant_may_be_an_exception_to_its_tier_s_interactive(default_plan: Plan) -> None:
+    plan = with_values(
+        default_plan,
+        {
+            "aging.interactive_bonus": 0.25,
+            "tiers.T0.interactive": True,
+            "tenants.bulk": {"tier": "T0", "interactive": False},
+            "tenants.live": {"tier": "T2", "interactive": True},
+            "tenants.plain": {"tier": "T0"},
+        },
+    )
+    asked = [("bulk", 0), ("plain", 0), ("unknown", 0), ("live", 2), ("unknown", 2)]
+    assert [plan.tenant_bonus(*who) for who in asked] == [0.0, 0.25, 0.25, 0.25, 0.0]
 
 
 def test_changed_values_are_checked(default_plan: Plan) -> None:

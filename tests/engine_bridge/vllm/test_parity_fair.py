@@ -24,7 +24,7 @@ def test_every_step_is_the_replay_s(parity: ModuleType, caching: bool) -> None:
 
 
 def test_every_step_is_the_replay_s_where_the_waiting_age(parity: ModuleType) -> None:
-    for seed in (8, 107):
+    for seed in (3, 318):
         aged = parity.compare((seed, 300, "fair", True), aging=True)
         assert aged["first"] is None
         assert aged["same"] == aged["steps"] == 300
