@@ -73,6 +73,8 @@ def variants(shipped: Plan) -> list[Variant]:
         changed("rule 8: no back-off", {"rules.backoff": False}),
         changed("rule 13: no slack-sized chunk", {"rules.slack_chunk": False}),
         changed("rule 14: no feasible-first", {"rules.feasible_first": False}),
+        changed("ageing between tenants: 1,500 ms after 10 s", {"aging.tenant_window_ms": 1500.0}),
+        changed("ageing between tiers: 50 ms after 10 s", {"aging.tier_window_ms": 50.0}),
         changed("rule 15: no late shedding", {"rules.late_shedding": False}),
         changed(
             "rule 15: demote instead of refuse",

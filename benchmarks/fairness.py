@@ -192,7 +192,9 @@ def queue_finish_ms(
     now, at, done, count = 0.0, 0, 0, 0
     while done < rows:
         while count < batch:
-            row = fair_queue.next_by_finish(q.tiers, q.tenants, q.req, q.lists, q.active, 0)
+            row = fair_queue.next_by_finish(
+                q.engine, q.tiers, q.tenants, q.req, q.lists, q.active, 0
+            )
             if row == NONE:
                 break
             _estimate(q, row, cost_ms[row], source)

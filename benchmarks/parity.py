@@ -1,7 +1,7 @@
 """Does the replay decide as vLLM does? The same random traffic through both, step by step.
 
     python benchmarks/parity.py [--workloads 200] [--steps 500] [--seed 0] [--json F]
-        [--rules fcfs,priority,fair] [--caching on,off] [--processes 2]
+        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--processes 2]
 
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
 (`trimtab.engine_bridge.vllm.virtual_time`). Compared are each step's map of requests to scheduled
@@ -10,11 +10,13 @@ counts as different too. The random workloads mix tiers, tenants, sessions, shar
 of equal prompts, cancellations and equal arrival times, on engines whose token budget and KV cache
 are small enough for chunking and preemption. Under the fair rules most of them run on a random plan
 (switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
+With `--aging` every such plan ages too.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -202,6 +204,22 @@ def random_plan(rng: np.random.Generator) -> Plan:
     return with_values(plan, changes)
 
 
+def aged(plan: Plan, seed: int) -> Plan:
+    """The plan with random ageing: windows, interactive tiers, a tenant that is an exception."""
+    rng = np.random.default_rng([seed, 6])
+    changes: dict[str, object] = {
+        "aging.tier_window_ms": float(rng.choice([0.0, 20.0, 1500.0])),
+        "aging.tenant_window_ms": float(rng.choice([0.0, 300.0, 3000.0])),
+        "aging.interactive_bonus": float(rng.uniform(0.0, 1.0)),
+        "aging.full_after_s": float(rng.choice([0.3, 3.0, 20.0])),
+        "aging.due_every": int(rng.choice([1, 2, 8])),
+        "tenants.a": {"tier": TIERS[0], "interactive": bool(rng.random() < 0.5)},
+    }
+    for name in TIERS:
+        changes[f"tiers.{name}.interactive"] = bool(rng.random() < 0.5)
+    return with_values(plan, changes)
+
+
 def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> VirtualVllm:
     """The real scheduler: under its own rules, or the fair one."""
     if rules != "fair":
@@ -248,13 +266,15 @@ def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) 
     )
 
 
-def compare(job: tuple[int, int, str, bool]) -> dict:
+def compare(job: tuple[int, int, str, bool], *, aging: bool = False) -> dict:
     """One workload under one rule set: steps, identical ones, the first difference."""
     seed, steps, rules, caching = job
     rng = np.random.default_rng([seed, caching])
     spec = engine(rng, caching=caching)
     trace = workload(rng, spec, requests=60 + steps // 3)
     plan = random_plan(rng) if rules == "fair" else load_plan(None)
+    if aging:
+        plan = aged(plan, seed)
     replay = ReplayEngine(trace, plan, spec, rules=rules, record_steps=True)
     vllm = real_engine(trace, plan, spec, rules)
     same, at, first, preempted = 0, 0, None, 0
@@ -272,7 +292,13 @@ def compare(job: tuple[int, int, str, bool]) -> dict:
             first = _explain(seed, rules, caching, at, mine, theirs, replay, vllm)
         at += 1
     preempted = int(replay.result().requests["preemptions"].sum())
-    return {"steps": at, "same": same, "first": first, "preemptions": preempted}
+    return {
+        "steps": at,
+        "same": same,
+        "first": first,
+        "preemptions": preempted,
+        "end_s": replay.now_s,
+    }
 
 
 def _explain(
@@ -320,6 +346,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rules", default="fcfs,priority,fair")
     parser.add_argument("--caching", default="on,off")
+    parser.add_argument("--aging", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -333,11 +360,12 @@ def main() -> None:
         for rules, caching in sets
         for number in range(args.workloads)
     ]
+    work = functools.partial(compare, aging=args.aging)
     if args.processes > 1:
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-            done = pool.map(compare, jobs, chunksize=4)
+            done = pool.map(work, jobs, chunksize=4)
     else:
-        done = [compare(job) for job in jobs]
+        done = [work(job) for job in jobs]
     result = []
     for number, (rules, caching) in enumerate(sets):
         part = done[number * args.workloads : (number + 1) * args.workloads]

@@ -28,11 +28,13 @@ from trimtab.engine_bridge.plan.section import (
 from trimtab.engine_bridge.plan.tiers import Tenant, Tier
 
 MAX_TIERS = 8
-SECTIONS_SINCE: tuple[str, ...] = ()
+SECTIONS_SINCE: tuple[str, ...] = ("aging",)
 """Sections that plans have not always had. At their defaults they change nothing, and the digest
 leaves them out, so that policies trained under an older plan still fit it."""
-TIER_FIELDS_SINCE: tuple[str, ...] = ("slice_tokens",)
+TIER_FIELDS_SINCE: tuple[str, ...] = ("slice_tokens", "interactive")
 """Likewise, fields of a tier."""
+TENANT_FIELDS_SINCE: tuple[str, ...] = ("interactive",)
+"""Likewise, fields of a tenant."""
 TenantName = Annotated[str, Field(min_length=1, max_length=200)]
 Wait = Annotated[float, Field(ge=0, le=1e9)]
 
@@ -97,6 +99,26 @@ class Feasible(Section):
     milliseconds of the request's own account (service over weight). 0: pure fair queueing."""
 
 
+class Aging(Section):
+    """Ageing: a waiting request counts as earlier, inside windows that rule 3's bound contains.
+
+    The windows are in engine milliseconds of the level's own accounts (service over weight, or over
+    share). No account knows of it, so long-run shares stay.
+    """
+
+    tier_window_ms: Wait = 0.0
+    """Most that a request can gain on the other tiers. 0: tiers do not age."""
+    tenant_window_ms: Wait = 0.0
+    """Most that it can gain on its tier's other tenants. 0: they do not age."""
+    interactive_bonus: Fraction = 0.0
+    """Part of the windows that a request of an interactive tier or tenant has gained at once."""
+    full_after_s: Annotated[float, Field(gt=0, le=1e9)] = 10.0
+    """Seconds of waiting that gain the whole windows, in even steps."""
+    due_every: PositiveCount = 8
+    """Rule 14 lets a request with the whole lead go before those that can still meet their TTFT,
+    in one of so many starts of its tier at most."""
+
+
 class Prediction(Section):
     """Rule 2: how the output length of a request is predicted before it is known."""
 
@@ -154,6 +176,8 @@ class Plan(Section):
     """Rule 13."""
     feasible: Feasible
     """Rule 14."""
+    aging: Aging = Aging()
+    """Ageing of those that wait."""
     prediction: Prediction
     """Rule 2."""
     vft_skew_fraction: Annotated[float, Field(gt=0, le=1000)]
@@ -204,6 +228,8 @@ class Plan(Section):
         for name, tier in content["tiers"].items():
             del tier["description"]
             _drop_defaults(self.tiers[name], tier, TIER_FIELDS_SINCE)
+        for name, tenant in content["tenants"].items():
+            _drop_defaults(self.tenants[name], tenant, TENANT_FIELDS_SINCE)
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def tier_index(self, name: str) -> int:
@@ -224,6 +250,14 @@ class Plan(Section):
         """Share of a tenant inside its tier."""
         known = self.tenants.get(tenant)
         return self.default_tenant_share if known is None else known.share
+
+    def tenant_bonus(self, tenant: str, tier: int) -> float:
+        """Part of the ageing windows that a tenant's requests have at once in that tier."""
+        known = self.tenants.get(tenant)
+        interactive = None if known is None else known.interactive
+        if interactive is None:
+            interactive = self.tiers[self.tier_names[tier]].interactive
+        return self.aging.interactive_bonus if interactive else 0.0
 
     def retention_class(self, tier: int, stop_reason: str, reused: bool) -> int:
         """Index of the retention class of a cached block.

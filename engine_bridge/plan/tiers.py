@@ -69,6 +69,8 @@ class Tier(Section):
     """Rule 13 holds the low tiers' prefill together under `slack.low_tier_chunk_share`."""
     backoff: bool = False
     """Rule 8 delays the tier's preempted requests."""
+    interactive: bool = False
+    """Somebody watches its answers come: they have `aging.interactive_bonus` at once."""
     shed: Shed = Shed()
     """Rule 15 for this tier."""
     max_running: PositiveCount | None = None
@@ -118,3 +120,5 @@ class Tenant(Section):
     """Tier that its requests belong to."""
     share: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Share of the tier's service against the shares of its other tenants."""
+    interactive: bool | None = None
+    """As the tier's field of that name, for this tenant alone. null: as the tier."""

@@ -147,6 +147,10 @@ def _accounts(trace: Trace, tier_of: I4, plan: Plan) -> tuple[Records, I4]:
     tenants.tier[:] = known // len(trace.tenant_names)
     names = known % len(trace.tenant_names)
     tenants.share[:] = [plan.tenant_share(trace.tenant_names[n]) for n in names]
+    tenants.bonus[:] = [
+        plan.tenant_bonus(trace.tenant_names[n], int(tier))
+        for n, tier in zip(names, tenants.tier, strict=True)
+    ]
     tenants.predicted_output[:] = plan.prediction.initial_output_tokens
     tenants.active_slot[:] = NONE
     return tenants, account.astype(np.int32).reshape(-1)
@@ -270,6 +274,8 @@ def _engine(
     e.min_chunk = plan.prefill.min_chunk_tokens
     e.tpot_fraction = plan.slack.tpot_fraction
     e.window_ms = plan.feasible.window_ms
+    e.age_tiers_ms, e.age_tenants_ms = plan.aging.tier_window_ms, plan.aging.tenant_window_ms
+    e.lead_per_s, e.due_every = 1.0 / plan.aging.full_after_s, plan.aging.due_every
     e.backoff_step_s = plan.backoff.per_waiting_ms * 1e-3
     e.backoff_max_s = plan.backoff.max_ms * 1e-3
     e.skew_fraction = plan.vft_skew_fraction

@@ -48,6 +48,9 @@ ENGINE = np.dtype(
         ("tpot_fraction", "f8"),
         ("low_share", "f8"),
         ("window_ms", "f8"),
+        ("age_tiers_ms", "f8"),  # ageing: the greatest lead between tiers, normalised
+        ("age_tenants_ms", "f8"),  # and between the tenants of one
+        ("lead_per_s", "f8"),  # part of them that a second of waiting gives
         ("backoff_step_s", "f8"),
         ("backoff_max_s", "f8"),
         ("skew_fraction", "f8"),
@@ -81,6 +84,7 @@ ENGINE = np.dtype(
         ("min_chunk", "i4"),
         ("caching", "i4"),
         ("learn_reuse", "i4"),
+        ("due_every", "i4"),  # ageing under rule 14: one start in so many is for who is due
         ("eviction", "i8"),
         ("free_items", "i8"),
         ("free_tables", "i8"),
@@ -212,6 +216,7 @@ TIER = np.dtype(
         ("peak_estimate_ms", "f8"),
         ("peak_past_tag_ms", "f8"),  # how far `account_ms` has run past `tag_ms`
         ("candidate_finish_ms", "f8"),
+        ("since_due", "i8"),  # starts since one with the whole lead
         ("candidate", "i8"),  # this step's next request of the tier
         ("pool", "i8"),
         ("max_running", "i4"),
@@ -256,6 +261,7 @@ TENANT = np.dtype(
         ("bypassed_ms", "f8"),  # estimates dispatched ahead of the queue's head
         ("tail_ms", "f8"),  # position of the next arrival
         ("predicted_output", "f8"),
+        ("bonus", "f8"),  # part of the ageing windows that its requests have at once
         ("service_ms", "f8"),
         ("samples", "i8"),
         ("tier", "i8"),

@@ -70,10 +70,13 @@ def withdraw_live(s: State, row: int) -> None:
 
 
 @compiled
-def open_account(s: State, account: int, share: float, predicted_output: float) -> None:
+def open_account(
+    s: State, account: int, share: float, bonus: float, predicted_output: float
+) -> None:
     """An account begins anew for a tenant that has none."""
     tenant = s.tenants[account]
     tenant.share = share
+    tenant.bonus = bonus
     tenant.account_ms = 0.0
     tenant.outstanding_ms = 0.0
     tenant.bypassed_ms = 0.0

@@ -29,6 +29,7 @@ from trimtab.engine_bridge.replay.room import (
 )
 from trimtab.engine_bridge.replay.victims import cap_victim, growth_blocks, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
+    lead_ms,
     lift_tier,
     next_by_feasibility,
     next_by_finish,
@@ -67,7 +68,7 @@ def pick_candidate(s: State, number: int) -> None:
             s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, number, scan
         )
     else:
-        row = next_by_finish(s.tiers, s.tenants, s.req, s.lists, s.active, number)
+        row = next_by_finish(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, number)
     tier.candidate = row
 
 
@@ -96,7 +97,8 @@ def _next_prefill(s: State, mark: int) -> int:
 
 @inlined
 def _next_tier(s: State) -> int:
-    """The open tier whose candidate has the least virtual finish."""
+    """The open tier whose candidate has the least virtual finish, less its lead."""
+    e = s.engine[0]
     best = NONE
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
@@ -104,7 +106,8 @@ def _next_tier(s: State) -> int:
             continue
         r = s.req[tier.candidate]
         if r.preemptions == 0:
-            tier.candidate_finish_ms = tier_start_ms(tier) + r.estimate_ms / tier.weight
+            lead = lead_ms(s.engine, s.tenants[r.tenant], r, e.age_tiers_ms)
+            tier.candidate_finish_ms = tier_start_ms(tier) + r.estimate_ms / tier.weight - lead
         if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
             best = t
     return best

@@ -139,13 +139,16 @@ class TelemetryLog(Sequence[Telemetry]):
         )
 
 
-def pair_bounds_ms(tiers: Records, *, displacing: bool = False) -> npt.NDArray[np.float64]:
+def pair_bounds_ms(
+    tiers: Records, *, displacing: bool = False, aging_ms: float = 0.0
+) -> npt.NDArray[np.float64]:
     """Rule 3's bound for every two tiers, shape (tiers, tiers); docs/fairness.md derives it.
 
     With e a tier's largest estimate, o its largest outstanding estimates and y how far its account
     has run past the tag of its last dispatch, all over weight: 2 (e_i + e_j) + o_i + o_j + y_i +
     y_j. If higher tiers may displace lower ones at the batch cap, twice the largest e of all
-    counts, once more for every other tier k, and 2 (o_k + y_k) is added.
+    counts, once more for every other tier k, and 2 (o_k + y_k) is added. Twice the window of ageing
+    between tiers, `aging_ms`, is added in both cases.
     """
     own = tiers.peak_outstanding_ms + tiers.peak_past_tag_ms
     estimate = tiers.peak_estimate_ms
@@ -153,6 +156,7 @@ def pair_bounds_ms(tiers: Records, *, displacing: bool = False) -> npt.NDArray[n
     bounds: npt.NDArray[np.float64] = 2.0 * (estimate[:, None] + estimate) + both
     if displacing:
         bounds = 2.0 * (2 * (len(own) - 1) * estimate.max() + own.sum()) - both
+    bounds += 2.0 * aging_ms
     np.fill_diagonal(bounds, 0.0)
     return bounds
 
@@ -165,4 +169,5 @@ def gap_bound_ms(s: State) -> float:
     e = s.engine[0]
     if e.rule_true_up == 0:
         return float("inf")
-    return float(pair_bounds_ms(s.tiers, displacing=e.rule_cap == 1).max())
+    displacing, aging_ms = e.rule_cap == 1, float(e.age_tiers_ms)
+    return float(pair_bounds_ms(s.tiers, displacing=displacing, aging_ms=aging_ms).max())

@@ -20,6 +20,9 @@ starts at S + (x - position of the head) / share. The virtual finish is the star
 own estimate over the weight. docs/fairness.md derives the bound; a tier's `peak_*` fields keep what
 it needs.
 
+A request that waits gains a *lead* (ageing): where requests are compared it counts as that much
+earlier, at most by the window of the level. No account knows of it.
+
 The functions take record arrays with the fields of `trimtab.engine_bridge.replay.layout`: engine
 (one record), tiers, tenants, requests, lists, active.
 """
@@ -33,6 +36,9 @@ from trimtab.engine_bridge.compiled import compiled, inlined
 Records = Any
 NONE = -1
 
+# Rule 14's order, where ageing has its say first.
+_DUE, _FEASIBLE, _LATE = 0, 1, 2
+
 
 @inlined
 def tier_start_ms(tier: Records) -> float:
@@ -44,6 +50,15 @@ def tier_start_ms(tier: Records) -> float:
 def tenant_start_ms(tenant: Records) -> float:
     """Virtual start of the head of a tenant's queue, normalised ms."""
     return tenant.account_ms + (tenant.outstanding_ms - tenant.bypassed_ms) / tenant.share
+
+
+@inlined
+def lead_ms(engine: Records, tenant: Records, r: Records, window_ms: float) -> float:
+    """By how much ageing brings a waiting request forward, normalised ms; at most `window_ms`."""
+    if window_ms == 0.0 or r.demoted == 1:
+        return 0.0
+    e = engine[0]
+    return window_ms * min(1.0, tenant.bonus + e.lead_per_s * (e.now_s - r.arrived_s))
 
 
 @compiled
@@ -219,9 +234,13 @@ def dispatch(
     e, tenant, r = engine[0], tenants[account], req[row]
     tier = tiers[tenant.tier]
     start = tier_start_ms(tier)
-    e.tier_v = max(e.tier_v, start)
-    tier.tenant_v = max(tier.tenant_v, tenant_start_ms(tenant))
-    r.finish_tag_ms = start + r.estimate_ms / tier.weight
+    lead = lead_ms(engine, tenant, r, e.age_tiers_ms)
+    e.tier_v = max(e.tier_v, start - lead)
+    lead_in_tier = lead_ms(engine, tenant, r, e.age_tenants_ms)
+    tier.tenant_v = max(tier.tenant_v, tenant_start_ms(tenant) - lead_in_tier)
+    tier.since_due = 0 if lead_in_tier == e.age_tenants_ms else tier.since_due + 1
+    # From now on the lead stays as it is: a running prefill and who gave way compete with it.
+    r.finish_tag_ms = start + r.estimate_ms / tier.weight - lead
     tier.tag_ms = start + r.width_ms / tier.weight
     _note_peaks(tiers)
     _leave(tiers, tenants, req, lists, active, row, account, True)
@@ -318,16 +337,23 @@ def least_start_ms(tiers: Records, tenants: Records, active: Any, tier_number: i
 
 @compiled
 def next_by_finish(
-    tiers: Records, tenants: Records, req: Records, lists: Records, active: Any, tier_number: int
+    engine: Records,
+    tiers: Records,
+    tenants: Records,
+    req: Records,
+    lists: Records,
+    active: Any,
+    tier_number: int,
 ) -> int:
-    """Rule 1 inside a tier: the head with the least virtual finish, ties by arrival."""
-    tier = tiers[tier_number]
+    """Rule 1 inside a tier: the head with the least virtual finish less lead, ties by arrival."""
+    e, tier = engine[0], tiers[tier_number]
     best, best_finish = NONE, float("inf")
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
         tenant = tenants[account]
         row = lists[account].head
         finish = tenant_start_ms(tenant) + req[row].estimate_ms / tenant.share
+        finish -= lead_ms(engine, tenant, req[row], e.age_tenants_ms)
         if finish < best_finish or (
             finish == best_finish and req[row].arrived_s < req[best].arrived_s
         ):
@@ -348,13 +374,17 @@ def next_by_feasibility(
 ) -> int:
     """Rule 14 inside a tier.
 
-    Among the waiting whose virtual start lies within `window_ms` of the least, those that can still
-    meet their TTFT go first, shortest prefill first; then the others by virtual start. At most
-    `scan` requests of a tenant are looked at.
+    Among the waiting whose virtual start lies within `window_ms` of the least, or whose lead brings
+    it before the least, those that are due (their lead is the whole window) go first, by virtual
+    start; then those that can still meet their TTFT, shortest prefill first; then the others by
+    virtual start less lead. At most `scan` requests of a tenant are looked at.
     """
     e, tier = engine[0], tiers[tier_number]
-    edge = least_start_ms(tiers, tenants, active, tier_number) + e.window_ms
-    best, best_late, best_key = NONE, True, float("inf")
+    window = e.age_tenants_ms
+    due_first = window > 0.0 and tier.since_due + 1 >= e.due_every
+    least = least_start_ms(tiers, tenants, active, tier_number)
+    edge = least + e.window_ms
+    best, best_rank, best_key = NONE, _LATE, float("inf")
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
         tenant = tenants[account]
@@ -364,13 +394,18 @@ def next_by_feasibility(
             r = req[row]
             # From the head on, so that rounding never puts the least start itself past the edge.
             start = head_start + (r.position_ms - head_ms) / tenant.share
-            if start > edge:
+            lead = lead_ms(engine, tenant, r, window)
+            if start > edge and start - lead > least:
                 break
             prefill_ms = r.prefill_estimate_ms
-            late = e.now_s + prefill_ms * 1e-3 > r.arrived_s + tier.ttft_s
-            key = start if late else prefill_ms
-            if (late < best_late) or (late == best_late and key < best_key):
-                best, best_late, best_key = row, late, key
+            if due_first and lead == window:
+                rank, key = _DUE, start
+            elif e.now_s + prefill_ms * 1e-3 > r.arrived_s + tier.ttft_s:
+                rank, key = _LATE, start - lead
+            else:
+                rank, key = _FEASIBLE, prefill_ms
+            if rank < best_rank or (rank == best_rank and key < best_key):
+                best, best_rank, best_key = row, rank, key
             row = r.next
             seen += 1
     return best

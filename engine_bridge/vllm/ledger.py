@@ -422,6 +422,7 @@ class Ledger:
             self.handle,
             account,
             self._plan.tenant_share(tenant),
+            self._plan.tenant_bonus(tenant, tier),
             float(self._plan.prediction.initial_output_tokens),
         )
         known[tenant] = account

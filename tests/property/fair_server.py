@@ -81,6 +81,18 @@ class Chances(NamedTuple):
     """Rule 14 on: pick within the window instead of by the least finish."""
 
 
+class Windows(NamedTuple):
+    """How far the order may stray: rule 14 among tenants, ageing among tiers and among tenants."""
+
+    feasible_ms: float = 0.0
+    tiers_ms: float = 0.0
+    tenants_ms: float = 0.0
+
+
+PURE = Windows()
+"""Pure fair queueing."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A server before its first request, and what will be counted of it."""
@@ -91,7 +103,7 @@ class Case:
 
 
 def build_level(
-    weights: list[float], shares: list[list[float]], requests: int, *, window_ms: float = 0.0
+    weights: list[float], shares: list[list[float]], requests: int, windows: Windows = PURE
 ) -> Level:
     """Memory for tiers of these weights, with tenants of these shares (one list a tier)."""
     accounts = sum(len(of_tier) for of_tier in shares)
@@ -103,7 +115,9 @@ def build_level(
         lists=records(accounts, LIST),
         active=np.full(accounts, NONE, np.int32),
     )
-    level.engine.window_ms[:] = window_ms
+    level.engine.window_ms[:] = windows.feasible_ms
+    level.engine.age_tiers_ms[:] = windows.tiers_ms
+    level.engine.age_tenants_ms[:] = windows.tenants_ms
     level.tiers.weight[:] = weights
     counts = [len(of_tier) for of_tier in shares]
     level.tiers.active_start[:] = np.concatenate(([0], np.cumsum(counts)[:-1]))
@@ -135,13 +149,19 @@ def _watch(weights: npt.NDArray[np.float64]) -> Watch:
     )
 
 
-def random_case(rng: np.random.Generator, *, requests: int, window_ms: float = 0.0) -> Case:
-    """Two to four tiers of random weights, each with one to four tenants of random shares."""
+def random_case(rng: np.random.Generator, *, requests: int, windows: Windows) -> Case:
+    """Two to four tiers of random weights, each with one to four tenants of random shares.
+
+    Half of the tenants are interactive; a request has the whole lead after up to 300 arrivals.
+    """
     weights = [float(10.0 ** rng.uniform(-1, 2)) for _ in range(rng.integers(2, 5))]
     shares = [
         [float(10.0 ** rng.uniform(-1, 1)) for _ in range(rng.integers(1, 5))] for _ in weights
     ]
-    level = build_level(weights, shares, requests, window_ms=window_ms)
+    level = build_level(weights, shares, requests, windows)
+    level.tiers.ttft_s[:] = rng.uniform(0.0, 60.0)
+    level.engine.lead_per_s[:] = 1.0 / rng.uniform(1.0, 300.0)
+    level.tenants.bonus[:] = rng.random() * rng.integers(0, 2, len(level.tenants))
     return Case(level, _watch(level.tiers.weight), _watch(level.tenants.share))
 
 
@@ -202,20 +222,22 @@ def _count(w: Watch, flow: int, change: int) -> None:
 
 
 @compiled
-def _pick(level: Level, chances: Chances, held: I4) -> int:
+def pick(level: Level, feasible: int, held: I4) -> int:
     """The next request: least virtual finish among the tiers' own choices."""
     engine, tiers, tenants, req, lists, active = level
     best, best_finish = NONE, np.inf
     for t in range(len(tiers)):
         if held[t] == 1 or tiers[t].active_count == 0:
             continue
-        if chances.feasible == 1:
+        if feasible == 1:
             row = fair_queue.next_by_feasibility(
                 engine, tiers, tenants, req, lists, active, t, _SCAN
             )
         else:
-            row = fair_queue.next_by_finish(tiers, tenants, req, lists, active, t)
+            row = fair_queue.next_by_finish(engine, tiers, tenants, req, lists, active, t)
         finish = fair_queue.tier_start_ms(tiers[t]) + req[row].estimate_ms / tiers[t].weight
+        tenant, window_ms = tenants[req[row].tenant], engine[0].age_tiers_ms
+        finish -= fair_queue.lead_ms(engine, tenant, req[row], window_ms)
         if finish < best_finish:
             best, best_finish = row, finish
     return best
@@ -346,6 +368,7 @@ def run(
     on = np.ones(accounts, np.int32)
     count, used, started = 0, 0, 0
     while used < rows:
+        level.engine[0].now_s = float(used)
         _move(rng, level, chances, held, on, tiers)
         for account in range(accounts):
             while (
@@ -359,7 +382,7 @@ def run(
                 _observe_all(level, tiers, tenants, held)
         _leave_waiting(rng, level, chances, held, tiers, tenants)
         while count < chances.batch:
-            row = _pick(level, chances, held)
+            row = pick(level, chances.feasible, held)
             if row == NONE:
                 break
             _start(rng, level, tiers, tenants, chances, row, first)
@@ -383,19 +406,21 @@ def run(
     return started
 
 
-def constant_ms(w: Watch, window_ms: float | None = None) -> npt.NDArray[Any]:
+def constant_ms(w: Watch, aging_ms: float, feasible_ms: float | None = None) -> npt.NDArray[Any]:
     """The constant of docs/fairness.md for every two flows, from single requests' sizes.
 
     Args:
         w: What was counted of the flows.
-        window_ms: Window of rule 14, which acts between tenants; None: the least finish is picked.
+        aging_ms: Window of ageing at their level.
+        feasible_ms: Window of rule 14, which acts between tenants; None: the least finish less
+            lead is picked.
     """
     largest = w.largest_ms / w.least_weight
     swing = 1.0 / w.least_weight - 1.0 / w.greatest_weight
     past_tag = w.overrun_ms / w.least_weight + w.largest_ms * swing
     own = w.most_in_flight * (largest + past_tag)
-    if window_ms is None:
-        head = 2.0 * (largest[:, None] + largest)
-    else:
-        head = 4.0 * window_ms + 2.0 * (largest[:, None] + largest)
+    window_ms = 2.0 * aging_ms
+    if feasible_ms is not None:
+        window_ms = 4.0 * max(feasible_ms, aging_ms)
+    head = window_ms + 2.0 * (largest[:, None] + largest)
     return head + own[:, None] + own

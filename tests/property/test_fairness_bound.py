@@ -10,11 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine_bridge.replay.workloads import TIERS, random_trace, small_engine
-from tests.property.fair_server import Chances, constant_ms, random_case, run
-from trimtab.engine_bridge.plan import Plan, load_plan
+from tests.engine_bridge.replay.workloads import TIERS, aging_plan, random_trace, small_engine
+from tests.property.fair_server import (
+    Chances,
+    Windows,
+    build_level,
+    constant_ms,
+    dispatch,
+    enqueue,
+    pick,
+    random_case,
+    run,
+)
+from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.replay.report import pair_bounds_ms
+from trimtab.engine_bridge.rules import fair_queue
 from trimtab.engine_bridge.trace import Trace
 
 _CASES = 30
@@ -54,22 +65,54 @@ def backlog(requests: int) -> Trace:
     )
 
 
-@given(seed=st.integers(0, 2**32), how=chances, window_ms=st.sampled_from((0.0, 3.0, 100.0)))
+window = st.sampled_from((0.0, 3.0, 100.0))
+windows = st.builds(Windows, feasible_ms=window, tiers_ms=window, tenants_ms=window)
+
+
+@given(seed=st.integers(0, 2**32), how=chances, windows=windows)
 @settings(max_examples=100, deadline=None)
 def test_no_two_backlogged_flows_drift_further_apart_than_the_bound(
-    seed: int, how: Chances, window_ms: float
+    seed: int, how: Chances, windows: Windows
 ) -> None:
     rng = np.random.default_rng(seed)
     for number in range(_CASES):
-        case = random_case(rng, requests=500, window_ms=window_ms)
+        case = random_case(rng, requests=500, windows=windows)
         run(rng, case.level, case.tiers, case.tenants, how)
-        constant = constant_ms(case.tiers)
-        measured = pair_bounds_ms(case.level.tiers)
+        constant = constant_ms(case.tiers, windows.tiers_ms)
+        measured = pair_bounds_ms(case.level.tiers, aging_ms=windows.tiers_ms)
         upper = np.tri(len(constant), k=-1, dtype=bool)
         assert np.all(case.tiers.gap[upper] <= measured[upper] * _SLACK), f"tiers, case {number}"
         assert np.all(measured[upper] <= constant[upper] * _SLACK), f"constant, case {number}"
-        between = constant_ms(case.tenants, window_ms if how.feasible else None)
+        feasible_ms = windows.feasible_ms if how.feasible else None
+        between = constant_ms(case.tenants, windows.tenants_ms, feasible_ms)
         assert np.all(case.tenants.gap <= between * _SLACK), f"tenants, case {number}"
+
+
+def test_ageing_takes_all_that_the_bound_gives_it_and_no_more() -> None:
+    """First one tier is a window ahead, then the other: the bound needs both of its windows."""
+    window_ms, count = 100.0, 400
+    level = build_level([1.0, 1.0], [[1.0], [1.0]], 2 * count, Windows(tiers_ms=window_ms))
+    level.engine.lead_per_s[:] = 1.0
+    level.req.estimate_ms[:] = 1.0
+    # The first tier's requests are old at 10 s, new at 20 s; the second's are just the other way.
+    level.req.arrived_s[:125], level.req.arrived_s[125:count] = 0.0, 20.0
+    level.req.arrived_s[count:] = 10.0
+    for row in range(2 * count):
+        tier = level.req[row].tenant = level.req[row].tier = row // count
+        enqueue(level, row, tier)
+    served, ahead = np.zeros(2), []
+    for now_s, starts in ((10.0, 150), (20.0, 250)):
+        level.engine.now_s[:] = now_s
+        for _ in range(starts):
+            row = pick(level, 0, np.zeros(2, np.int32))
+            dispatch(level, row)
+            fair_queue.use(level.tiers, level.tenants, level.req, row, row // count, 1.0, 1)
+            served[row // count] += 1.0
+            ahead.append(served[0] - served[1])
+    gap = max(ahead) - min(ahead)
+    assert gap >= 2.0 * window_ms
+    assert pair_bounds_ms(level.tiers).max() < gap
+    assert gap <= pair_bounds_ms(level.tiers, aging_ms=window_ms).max()
 
 
 @given(
@@ -78,12 +121,15 @@ def test_no_two_backlogged_flows_drift_further_apart_than_the_bound(
     blocks=st.integers(200, 900),
     cap=st.booleans(),
     change=st.booleans(),
+    aging_ms=st.sampled_from((0.0, 5.0, 1000.0)),
 )
 @settings(max_examples=15, deadline=None)
 def test_the_replay_s_measured_gap_stays_under_its_bound(
-    seed: int, seqs: int, blocks: int, cap: bool, change: bool
+    seed: int, seqs: int, blocks: int, cap: bool, change: bool, aging_ms: float
 ) -> None:
-    plan = with_rules(load_plan(None), cap_preemption=cap)
+    plan = with_values(
+        aging_plan(), {"rules.cap_preemption": cap, "aging.tier_window_ms": aging_ms}
+    )
     spec = small_engine(blocks=blocks, seqs=seqs)
     engine = ReplayEngine(random_trace(seed, requests=100, rate=200.0), plan, spec)
     rng = np.random.default_rng(seed)

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 
 import pytest
 
 from trimtab.engine_bridge.allocation import UNLIMITED, Allocation
 from trimtab.engine_bridge.errors import PlanError
-from trimtab.engine_bridge.plan import SHIPPED, Plan, load_plan, plan_from_yaml, with_values
+from trimtab.engine_bridge.plan import (
+    SHIPPED,
+    Plan,
+    load_plan,
+    plan_from_yaml,
+    schema,
+    with_values,
+)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -87,6 +96,36 @@ def test_digest_is_of_behaviour_not_of_words(default_plan: Plan) -> None:
     assert with_values(default_plan, {"description": "other"}).digest == default_plan.digest
     assert with_values(default_plan, {"tiers.T0.description": "x"}).digest == default_plan.digest
     assert with_values(default_plan, {"rules.kv_pools": False}).digest != default_plan.digest
+
+
+def test_what_plans_have_not_always_had_leaves_their_digest_alone(default_plan: Plan) -> None:
+    """Bundles name the digest of the plan that they were trained under."""
+    named = with_values(default_plan, {"tenants.acme": {"tier": "T0"}})
+    content = named.model_dump(mode="json", exclude={"description": True, "metrics": True})
+    since = [(content, schema.SECTIONS_SINCE)]
+    since += [(content["tenants"]["acme"], schema.TENANT_FIELDS_SINCE)]
+    since += [(tier, schema.TIER_FIELDS_SINCE) for tier in content["tiers"].values()]
+    for part, names in since:
+        part.pop("description", None)
+        for name in names:
+            del part[name]
+    assert named.digest == hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    assert with_values(named, {"tenants.acme.interactive": True}).digest != named.digest
+
+
+def test_a_tenant_may_be_an_exception_to_its_tier_s_interactive(default_plan: Plan) -> None:
+    plan = with_values(
+        default_plan,
+        {
+            "aging.interactive_bonus": 0.25,
+            "tiers.T0.interactive": True,
+            "tenants.bulk": {"tier": "T0", "interactive": False},
+            "tenants.live": {"tier": "T2", "interactive": True},
+            "tenants.plain": {"tier": "T0"},
+        },
+    )
+    asked = [("bulk", 0), ("plain", 0), ("unknown", 0), ("live", 2), ("unknown", 2)]
+    assert [plan.tenant_bonus(*who) for who in asked] == [0.0, 0.25, 0.25, 0.25, 0.0]
 
 
 def test_changed_values_are_checked(default_plan: Plan) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.engine_bridge.replay.workloads import random_trace, small_engine
-from trimtab.engine_bridge.plan import load_plan
+from tests.engine_bridge.replay.workloads import aging_plan, random_trace, small_engine
+from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine, ReplayResult
 
 # With seed 4 a plan takes a victim and lets nobody join: the queue must be looked at again.
 SEEDS = (0, 4, 11)
 
 
-def run(seed: int, rules: str, *, collapse: bool, lagging: bool) -> ReplayResult:
+def run(
+    seed: int, rules: str, *, collapse: bool, lagging: bool, plan: Plan | None = None
+) -> ReplayResult:
     spec = small_engine().with_limits(async_scheduling=lagging)
     engine = ReplayEngine(
         random_trace(seed),
-        load_plan(None),
+        plan or load_plan(None),
         spec,
         rules=rules,  # type: ignore[arg-type]
         collapse=collapse,
@@ -33,6 +35,21 @@ def test_collapsing_changes_nothing(seed: int, rules: str, lagging: bool) -> Non
     whole = run(seed, rules, collapse=True, lagging=lagging)
     single = run(seed, rules, collapse=False, lagging=lagging)
     assert whole.digest() == single.digest()
+
+
+@pytest.mark.parametrize("lagging", [False, True])
+@pytest.mark.parametrize("feasible", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_collapsing_changes_nothing_where_the_waiting_age(
+    seed: int, feasible: bool, lagging: bool
+) -> None:
+    """An order that time alone changes is looked at at the same moments in both modes."""
+    aging = with_values(aging_plan(), {"rules.feasible_first": feasible})
+    plain = with_values(aging, {"aging.tier_window_ms": 0.0, "aging.tenant_window_ms": 0.0})
+    whole = run(seed, "fair", collapse=True, lagging=lagging, plan=aging)
+    single = run(seed, "fair", collapse=False, lagging=lagging, plan=aging)
+    assert whole.digest() == single.digest()
+    assert whole.digest() != run(seed, "fair", collapse=True, lagging=lagging, plan=plain).digest()
 
 
 @pytest.mark.parametrize("rules", ["fair", "fcfs"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 
 TIERS = ("T0", "T1", "T2", "T3")
@@ -19,6 +20,22 @@ def small_engine(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
         enable_prefix_caching=caching,
+    )
+
+
+def aging_plan() -> Plan:
+    """The shipped plan with ageing at both levels, strong enough to change the order."""
+    return with_values(
+        load_plan(None),
+        {
+            "aging.tier_window_ms": 400.0,
+            "aging.tenant_window_ms": 2000.0,
+            "aging.interactive_bonus": 0.5,
+            "aging.full_after_s": 1.5,
+            "aging.due_every": 2,
+            "tiers.T1.interactive": True,
+            "tenants.b": {"tier": "T2", "interactive": True},
+        },
     )
 
 

@@ -7,7 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.property.fair_server import Level, build_level, dispatch, enqueue, withdraw
+from tests.property.fair_server import (
+    PURE,
+    Level,
+    Windows,
+    build_level,
+    dispatch,
+    enqueue,
+    withdraw,
+)
 from trimtab.engine_bridge.rules import fair_queue
 
 Cost = Callable[[int], float]
@@ -17,9 +25,9 @@ class Shop:
     """One tier's tenants before a server that serves one request at a time, costs known or not."""
 
     def __init__(
-        self, shares: list[float], *, window_ms: float = 0.0, requests: int = 8000
+        self, shares: list[float], windows: Windows = PURE, *, requests: int = 8000
     ) -> None:
-        self.level: Level = build_level([1.0], [shares], requests, window_ms=window_ms)
+        self.level: Level = build_level([1.0], [shares], requests, windows)
         self.served_ms = np.zeros(len(shares))
         self.order: list[int] = []
         self._rows = 0
@@ -40,7 +48,7 @@ class Shop:
         if feasible:
             row = fair_queue.next_by_feasibility(engine, tiers, tenants, req, lists, active, 0, 64)
         else:
-            row = fair_queue.next_by_finish(tiers, tenants, req, lists, active, 0)
+            row = fair_queue.next_by_finish(engine, tiers, tenants, req, lists, active, 0)
         dispatch(self.level, row)
         self.order.append(row)
         return row
@@ -205,7 +213,7 @@ def test_window_zero_never_leaves_a_waiting_tenant_without_a_choice() -> None:
 
 
 def test_within_the_window_the_shortest_feasible_prefill_goes_first() -> None:
-    shop = Shop([1.0, 1.0], window_ms=410.0)
+    shop = Shop([1.0, 1.0], Windows(feasible_ms=410.0))
     shop.level.tiers.ttft_s[:] = 1e9
     long, short = shop.ask(0, ms=400.0), shop.ask(0, ms=20.0)
     outside = shop.ask(0, ms=1.0)
@@ -216,6 +224,109 @@ def test_within_the_window_the_shortest_feasible_prefill_goes_first() -> None:
     assert shop.start(feasible=True) == outside
     assert shop.level.tenants[0].bypassed_ms == 0.0
     assert shop.level.tenants[0].outstanding_ms == pytest.approx(421.0)
+
+
+def aging_shop(shares: list[float], windows: Windows, *, full_after_s: float = 10.0) -> Shop:
+    """Tenants whose requests gain the whole window while they wait so long."""
+    shop = Shop(shares, windows)
+    shop.level.engine.lead_per_s[:] = 1.0 / full_after_s
+    shop.level.engine.due_every[:] = 1
+    return shop
+
+
+def ask_at(shop: Shop, arrived_s: float, tenant: int, *, ms: float) -> int:
+    """Queue a request that arrives then; it is never too late, unless a TTFT is set."""
+    shop.level.engine.now_s[:] = arrived_s
+    row = shop.ask(tenant, ms=ms)
+    shop.level.req[row].arrived_s = arrived_s
+    return row
+
+
+def test_a_lead_grows_with_the_wait_up_to_the_window() -> None:
+    shop = aging_shop([1.0, 1.0], Windows(tenants_ms=80.0))
+    engine, _, tenants, req, _, _ = shop.level
+    tenants[1].bonus = 0.5
+    usual, interactive = (ask_at(shop, 5.0, tenant, ms=9.0) for tenant in (0, 1))
+
+    def leads(now_s: float, window_ms: float) -> list[float]:
+        engine.now_s[:] = now_s
+        rows = ((tenants[0], req[usual]), (tenants[1], req[interactive]))
+        return [fair_queue.lead_ms(engine, tenant, r, window_ms) for tenant, r in rows]
+
+    assert leads(5.0, 80.0) == [0.0, 40.0]
+    assert leads(7.5, 80.0) == [20.0, 60.0]
+    assert leads(1e6, 80.0) == [80.0, 80.0]
+    assert leads(1e6, 0.0) == [0.0, 0.0]
+    req[usual].demoted = 1
+    assert leads(1e6, 80.0) == [0.0, 80.0]
+
+
+@pytest.mark.parametrize("window_ms", [30.0, 70.0])
+def test_newcomers_pass_a_waiting_request_only_as_far_as_the_window(window_ms: float) -> None:
+    """Ever new tenants with short requests would pass a long one for ever."""
+    shop = aging_shop([1.0] * 200, Windows(tenants_ms=window_ms))
+    long = ask_at(shop, 0.0, 0, ms=50.0)
+    for newcomer in range(1, 100):
+        shop.ask(newcomer, ms=1.0)
+        shop.level.engine.now_s[:] = shop.level.req[newcomer].arrived_s = float(newcomer)
+        row = shop.start()
+        shop.use(row, 1.0)
+        shop.end(row)
+    passed = shop.order.index(long) if long in shop.order else None
+    # 49 ms have to be gained: 70 ms of lead do it at 7 s, the seventh to come; 30 ms never.
+    assert passed == (6 if window_ms == 70.0 else None)
+
+
+def test_what_others_gained_by_ageing_is_not_charged_to_who_returns() -> None:
+    shop = aging_shop([1.0, 1.0], Windows(tenants_ms=100.0))
+    for _ in range(3):
+        ask_at(shop, 0.0, 0, ms=40.0)
+    shop.level.engine.now_s[:] = 10.0
+    for _ in range(3):
+        row = shop.start()
+        shop.use(row, 40.0)
+        shop.end(row)
+    # The last start was at 80 ms with a lead of 100 ms; level time has not moved with it.
+    ask_at(shop, 10.0, 1, ms=40.0)
+    assert fair_queue.tenant_start_ms(shop.level.tenants[1]) == 0.0
+
+
+def test_who_is_due_goes_before_the_feasible_now_and_then() -> None:
+    shop = aging_shop([1.0] * 9, Windows(feasible_ms=500.0, tenants_ms=500.0), full_after_s=4.0)
+    shop.level.engine.due_every[:] = 3
+    shop.level.tiers.ttft_s[:] = 1.0
+    late = [ask_at(shop, 0.0, tenant, ms=2000.0) for tenant in (0, 1)]
+    for tenant in range(2, 9):
+        ask_at(shop, 4.0, tenant, ms=1.0)
+    for _ in range(7):
+        shop.start(feasible=True)
+    # Two starts are the others', the third is for the one that waits longest.
+    assert [shop.order.index(row) for row in late] == [2, 5]
+
+
+def test_a_late_request_is_passed_for_good_where_nobody_ages() -> None:
+    shop = Shop([1.0] * 9, Windows(feasible_ms=500.0))
+    shop.level.tiers.ttft_s[:] = 1.0
+    late = ask_at(shop, 0.0, 0, ms=2000.0)
+    for tenant in range(1, 9):
+        ask_at(shop, 4.0, tenant, ms=1.0)
+    for _ in range(8):
+        shop.start(feasible=True)
+    assert late not in shop.order
+
+
+@pytest.mark.parametrize("window_ms", [40.0, 60.0])
+def test_a_lead_brings_a_request_into_rule_14_s_choice(window_ms: float) -> None:
+    """Outside the window of rule 14 it may go when its lead brings it before the least start."""
+    shop = aging_shop([1.0, 1.0], Windows(tenants_ms=window_ms), full_after_s=1.0)
+    first = ask_at(shop, 0.0, 0, ms=50.0)
+    behind = ask_at(shop, 0.0, 0, ms=1.0)
+    assert shop.start(feasible=True) == first
+    newcomer = ask_at(shop, 1.0, 1, ms=5.0)
+    shop.level.tiers.ttft_s[:] = 10.0
+    # It starts at 50 ms, the newcomer at 0: 60 ms of lead are enough, 40 are not.
+    order = [shop.start(feasible=True) for _ in range(2)]
+    assert order == ([behind, newcomer] if window_ms == 60.0 else [newcomer, behind])
 
 
 def test_a_tier_that_was_held_back_banks_no_credit() -> None:

@@ -23,6 +23,15 @@ def test_every_step_is_the_replay_s(parity: ModuleType, caching: bool) -> None:
     assert sum(one["preemptions"] for one in done) > 0
 
 
+def test_every_step_is_the_replay_s_where_the_waiting_age(parity: ModuleType) -> None:
+    for seed in (3, 318):
+        aged = parity.compare((seed, 300, "fair", True), aging=True)
+        assert aged["first"] is None
+        assert aged["same"] == aged["steps"] == 300
+        # Otherwise it would be the comparison above once more.
+        assert aged["end_s"] != parity.compare((seed, 300, "fair", True))["end_s"]
+
+
 @pytest.mark.parametrize("seed", [60, 110], ids=["fixed-quotas", "two-makers"])
 def test_rare_orders_of_blocks_are_the_replay_s(parity: ModuleType, seed: int) -> None:
     """Quotas that change with each emptied block; one content made as prompt and as answer."""
