@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
 from trimtab.engine_bridge.plan import Plan, Tier
@@ -39,6 +40,7 @@ from trimtab.engine_bridge.replay.prefixes import find_runs
 from trimtab.engine_bridge.replay.verification import BY_TIER, NO_DRAFTS, ONE_LENGTH
 from trimtab.engine_bridge.rules import draft_lengths, retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
+from trimtab.engine_bridge.rules.speculation import PREFILL_WORTH
 from trimtab.engine_bridge.step_time import linear_ms
 from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
 
@@ -99,7 +101,7 @@ def build_state(
         times=records(3 * len(trace) + 64, EVENT),
         drafting=_drafting(count),
         draft_facts=np.zeros((2, 5)),
-        draft_cost=_draft_cost(spec),
+        draft_cost=draft_cost(spec.draft),
         coef=spec.coef,
         arrival_s=np.ascontiguousarray(trace.arrival_s),
         open_rows=open_rows,
@@ -197,9 +199,10 @@ def _drafting(tiers: int) -> Records:
     return drafting
 
 
-def _draft_cost(spec: EngineSpec) -> npt.NDArray[np.float64]:
-    draft = spec.draft
-    return np.zeros(2) if draft is None else np.array([draft.us_per_token, draft.pass_ms])
+def draft_cost(draft: DraftSpec | None) -> npt.NDArray[np.float64]:
+    """What `rules.speculation.best_drafts` reckons with, shape (3,)."""
+    us, pass_ms = (0.0, 0.0) if draft is None else (draft.us_per_token, draft.pass_ms)
+    return np.array([us, pass_ms, PREFILL_WORTH])
 
 
 def _link_sessions(trace: Trace, req: Records) -> npt.NDArray[np.bool_]:

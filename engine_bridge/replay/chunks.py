@@ -29,15 +29,9 @@ def _limit_ms(s: State) -> float:
         tier = s.tiers[r.tier]
         if r.status == DECODING and tier.protected == 1 and tier.tpot_s < np.inf:
             slack_s = r.due_base_s + e.step * tier.tpot_s - e.now_s
-            limit = min(
-                limit,
-                step_limit_ms(
-                    s.drafting[r.tier].step_tokens * tier.tpot_s,
-                    slack_s,
-                    e.tpot_fraction,
-                    e.slack_fraction,
-                ),
-            )
+            # A step that gives several tokens may take their time.
+            pace_s = tier.tpot_s * (s.drafting[r.tier].step_tokens if r.ahead > 0 else 1.0)
+            limit = min(limit, step_limit_ms(pace_s, slack_s, e.tpot_fraction, e.slack_fraction))
     return limit / e.scale - drafting_ms(
         s.draft_cost[0], s.draft_cost[1], float(e.ahead), float(e.longest)
     )

@@ -281,7 +281,8 @@ DRAFTING = np.dtype(
         ("most", "i8"),
         ("length", "i8"),
         ("since", "i8"),  # steps since the length changed
-        ("decodes", "f8"),  # mean over the last steps
+        ("decoding", "i8"),  # requests that are drafted for
+        ("decodes", "f8"),  # the same, mean over the last steps
         ("step_tokens", "f8"),  # tokens that a decode is expected to give in a step
         ("known_verified", "f8"),
         ("known_accepted", "f8"),
@@ -366,7 +367,7 @@ class State(NamedTuple):
     draft_facts: F8
     """(2, 5): what the step carries beside drafts (see `rules.speculation`), and the last ones."""
     draft_cost: F8
-    """(2,): microseconds of one draft token, milliseconds of one pass of the draft model."""
+    """(3,): see `rules.speculation.best_drafts`."""
     coef: F8
     arrival_s: F8
     open_rows: I8

@@ -47,6 +47,13 @@ from trimtab.engine_bridge.rules.pools import backoff_s
 
 
 @inlined
+def _step_tokens(s: State, row: int) -> float:
+    """Tokens that a request is expected to get in a decode step."""
+    r = s.req[row]
+    return 1.0 if np.isnan(r.acceptance) else s.drafting[r.tier].step_tokens
+
+
+@inlined
 def estimate(s: State, row: int, cached_tokens: int) -> None:
     """Rule 2's two-stage estimate of a request that has not started."""
     e, r = s.engine[0], s.req[row]
@@ -56,7 +63,7 @@ def estimate(s: State, row: int, cached_tokens: int) -> None:
         s.coef, float(uncached), float(cached_tokens), e.prefill_share_ms
     )
     decode_ms = decode_cost_ms(s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms)
-    r.estimate_ms = r.prefill_estimate_ms + decode_ms / s.drafting[r.tier].step_tokens
+    r.estimate_ms = r.prefill_estimate_ms + decode_ms / _step_tokens(s, row)
 
 
 @compiled
@@ -158,22 +165,6 @@ def demote(s: State, row: int) -> None:
     fair_queue.withdraw(s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     fair_queue.enqueue(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     _enter_tier(s, row)
-
-
-@inlined
-def padding(s: State, row: int, computed: int) -> int:
-    """Tokens that vLLM adds where only the last of a prompt is left, to make it look like a decode.
-
-    With drafts on, its batch of decodes must be of one shape.
-    """
-    return s.engine[0].draft_most if s.req[row].target - computed == 1 else 0
-
-
-@inlined
-def slots(s: State, row: int) -> int:
-    """Tokens that a request which joins under the fair rules takes blocks for, as looked up."""
-    e, r = s.engine[0], s.req[row]
-    return r.target + padding(s, row, min(r.found_blocks * e.block_size, r.target - 1))
 
 
 @compiled
@@ -312,7 +303,7 @@ def outlive(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     sync(s, row)
     more = decode_cost_ms(s.coef, float(r.computed), float(r.predicted), e.decode_share_ms)
-    more /= s.drafting[r.tier].step_tokens
+    more /= _step_tokens(s, row)
     r.predicted *= 2
     fair_queue.expect(s.tiers, s.tenants, s.req, row, r.tenant, more, e.rule_true_up)
     plan_step_event(s, row)

@@ -18,10 +18,10 @@ from trimtab.engine_bridge.replay.lifecycle import (
     demote,
     end,
     preempt,
-    slots,
     sync,
 )
 from trimtab.engine_bridge.replay.loop import REFUSE
+from trimtab.engine_bridge.replay.padding import slots
 from trimtab.engine_bridge.replay.plan_fair import begin_plan, granted_tokens, next_op
 from trimtab.engine_bridge.replay.steps import (
     SCALE_RATE,

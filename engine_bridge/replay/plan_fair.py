@@ -17,8 +17,9 @@ from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import NONE, State
-from trimtab.engine_bridge.replay.lifecycle import admit, padding, preempt, resumed_list, slots
+from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
+from trimtab.engine_bridge.replay.padding import pad, slots
 from trimtab.engine_bridge.replay.room import (
     HAS_ROOM,
     MAKES_ROOM,
@@ -432,19 +433,5 @@ def plan_fair(s: State) -> int:
             take_growth(s)
         op = next_op(s)
     if e.drafting > 0:
-        _pad(s)
+        pad(s)
     return granted_tokens(s)
-
-
-@inlined
-def _pad(s: State) -> None:
-    """Add vLLM's padding to who joins with one token left, unless a running prefill has a chunk."""
-    e = s.engine[0]
-    for at in range(e.prefilling):
-        r = s.req[s.prefilling[at]]
-        if r.grant > 0 and r.joined_step != e.step:
-            return
-    for at in range(e.prefilling):
-        r = s.req[s.prefilling[at]]
-        if r.grant > 0 and (r.computed > 0 or e.decoding > 0):
-            r.grant += padding(s, s.prefilling[at], r.computed)

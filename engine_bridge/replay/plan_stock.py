@@ -19,8 +19,9 @@ from trimtab.engine_bridge.replay.kv_cache import (
     take_growth,
 )
 from trimtab.engine_bridge.replay.layout import DECODING, FCFS, NONE, PREFILLING, State
-from trimtab.engine_bridge.replay.lifecycle import admit, padding, preempt, resumed_list
+from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
+from trimtab.engine_bridge.replay.padding import padding
 from trimtab.engine_bridge.replay.victims import growth_blocks, last_in_batch
 
 

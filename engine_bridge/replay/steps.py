@@ -131,7 +131,7 @@ def advance_prefills(s: State, ending: int) -> int:
     while at < e.prefilling:
         row = s.prefilling[at]
         r = s.req[row]
-        # What vLLM pads a prompt's last token with (`padded_tokens`) is computed for nothing.
+        # What vLLM pads a prompt's last token with (`padding`) is computed for nothing.
         r.computed = min(r.computed + r.grant, r.target)
         r.grant = 0
         if r.computed < r.target:

@@ -67,12 +67,16 @@ def _length(s: State, row: int) -> int:
 def _observe(s: State) -> None:
     """Count what the decodes have verified."""
     e = s.engine[0]
+    for t in range(len(s.drafting)):
+        s.drafting[t].decoding = 0
     for slot in range(e.running):
         r = s.req[s.running[slot]]
         if r.status != DECODING:
             continue
         tier = s.drafting[r.tier]
         tier.steps += 1
+        if not np.isnan(r.acceptance):
+            tier.decoding += 1
         if r.drafted > 0:
             tier.drafts += r.drafted
             tier.right += r.accepted
@@ -94,7 +98,6 @@ def take_verified(s: State, draft_ms: float) -> None:
         draft_lengths.choose(
             s.coef,
             s.drafting,
-            s.tiers,
             s.draft_facts[0],
             s.draft_facts[1],
             s.draft_cost,

@@ -93,7 +93,6 @@ def _learn(tier: Any) -> None:
 def choose(
     coef: npt.NDArray[np.float64],
     drafting: Any,
-    tiers: Any,
     facts: npt.NDArray[np.float64],
     smoothed: npt.NDArray[np.float64],
     cost: npt.NDArray[np.float64],
@@ -104,8 +103,7 @@ def choose(
 
     Args:
         coef: The step-time model's coefficients.
-        drafting: One record a tier.
-        tiers: One record a tier; `decoding` tells its decodes.
+        drafting: One record a tier; `decoding` tells its requests that are drafted for.
         facts: The step without drafts, as for `speculation.verified_step_ms`.
         smoothed: The same over the last steps, kept here.
         cost: As for `speculation.best_drafts`.
@@ -117,12 +115,12 @@ def choose(
         smoothed[at] += rate * (facts[at] - smoothed[at])
     for number in range(len(drafting)):
         tier = drafting[number]
-        tier.decodes += rate * (tiers[number].decoding - tier.decodes)
+        tier.decodes += rate * (tier.decoding - tier.decodes)
         tier.since += 1
         _learn(tier)
     for number in range(len(drafting)):
         tier = drafting[number]
-        if tier.most > 0 and tiers[number].decoding > 0 and tier.since >= SETTLE_STEPS:
+        if tier.most > 0 and tier.decoding > 0 and tier.since >= SETTLE_STEPS:
             _choose(coef, drafting, number, smoothed, cost, kept)
     for number in range(len(drafting)):
         tier = drafting[number]

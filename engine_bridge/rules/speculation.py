@@ -8,11 +8,17 @@ that holds at every place, drafts of length k give (1 - a^(k+1)) / (1 - a) token
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.pricing import OUTPUT_PRICE
 from trimtab.engine_bridge.step_time import step_ms
+
+PREFILL_WORTH: Final = 1.0 / OUTPUT_PRICE
+"""Worth of a prefill token in tokens of an answer, as their prices are."""
 
 
 @compiled
@@ -71,10 +77,11 @@ def best_drafts(
     now: int,
     margin: float,
 ) -> int:
-    """The draft length of a tier that gives the whole batch most tokens a second.
+    """The draft length of a tier that gives the whole batch most worth a second.
 
-    What another length would win must be more than `margin` of what is had now, so that noise in
-    the acceptance moves nothing.
+    Tokens of answers count 1, the prefill that a longer step would delay by its share of that. What
+    another length would win must be more than `margin` of what is had now, so that noise in the
+    acceptance moves nothing.
 
     Args:
         coef: The step-time model's coefficients.
@@ -84,8 +91,8 @@ def best_drafts(
         kept: Part of the acceptance that is left at the next place.
         others: Of the other tiers' decodes the tokens that they give in a step, their draft tokens,
             and the longest of their lengths, shape (3,).
-        cost: Microseconds of one draft token and milliseconds of one pass of the draft model,
-            shape (2,).
+        cost: Microseconds of one draft token, milliseconds of one pass of the draft model, and the
+            worth of a prefill token in tokens of an answer, shape (3,).
         most: Longest length allowed.
         now: Length that is used now, at most `most`.
         margin: Share of today's rate, at least 0.
@@ -95,7 +102,8 @@ def best_drafts(
         drafts = others[1] + decodes * length
         ms = verified_step_ms(coef, facts, drafts)
         ms += drafting_ms(cost[0], cost[1], drafts, max(others[2], float(length)))
-        rate = (others[0] + decodes * tokens_per_step(acceptance, kept, length)) / ms
+        worth = others[0] + decodes * tokens_per_step(acceptance, kept, length)
+        rate = (worth + cost[2] * facts[3]) / ms
         if rate > best_rate:
             best, best_rate = length, rate
         if length == now:

@@ -1,6 +1,6 @@
 """Rule 9 inside vLLM: each tier's requests verify as many draft tokens as the books say.
 
-It cuts vLLM's drafts to their tier's length and tells the ledger what was verified; what follows
+It cuts vLLM's drafts to their tier's length and tells the books what was verified; what follows
 from it is decided there, as in the replay (`replay.verification`). It makes no drafts: vLLM's
 drafter does.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trimtab.engine_bridge.vllm.draft_books import DraftBooks
 from trimtab.engine_bridge.vllm.ledger import Ledger
 from trimtab.engine_bridge.vllm.watch import Watch
 
@@ -17,43 +18,47 @@ from trimtab.engine_bridge.vllm.watch import Watch
 class Drafts:
     """Between vLLM's requests and the rule; there is one when vLLM was started with drafts."""
 
-    def __init__(self, requests: dict[str, Any], ledger: Ledger, watch: Watch) -> None:
-        """Begin with the lengths of the ledger's allocation.
+    def __init__(
+        self, requests: dict[str, Any], ledger: Ledger, books: DraftBooks, watch: Watch
+    ) -> None:
+        """Take hold of the engine.
 
         Args:
             requests: vLLM's requests by id.
-            ledger: The books, told already that the engine drafts.
+            ledger: Knows their rows.
+            books: Of what they draft.
             watch: Is told what was drafted and accepted.
         """
         self._requests, self._ledger, self._watch = requests, ledger, watch
+        self.books = books
 
     def cut(self, request_id: str) -> None:
         """Shorten what a request is about to verify to its tier's length."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        most = self._ledger.draft_length(request.priority)
+        most = self.books.length(request.priority)
         if len(request.spec_token_ids) > most:
             request.spec_token_ids = request.spec_token_ids[:most]
 
-    def _verifying(self, scheduled: Any, step: int) -> dict[str, int]:
-        """Draft tokens of a step by request.
+    def _verifying(self, scheduled: Any, step: int) -> dict[str, tuple[int, int]]:
+        """Of a step by request its row and how many draft tokens it verifies.
 
         Without what vLLM pads the last token of a prompt with: who joined in the step has no draft.
         """
-        lengths = {}
+        verifying = {}
         for request_id, drafts in scheduled.scheduled_spec_decode_tokens.items():
             row = self._ledger.row(request_id)
-            if row is not None and self._ledger.facts(row).joined_step != step:
-                lengths[request_id] = len(drafts)
-        return lengths
+            if row is not None and not self.books.joined_with(row, step):
+                verifying[request_id] = row, len(drafts)
+        return verifying
 
     def extra_ms(self, scheduled: Any, facts: Sequence[float]) -> float:
         """What the drafts of the step that was scheduled just now add to the model's time."""
-        lengths = self._verifying(scheduled, self._ledger.step).values()
+        lengths = [n for _, n in self._verifying(scheduled, self._ledger.step).values()]
         if not lengths or not len(facts):
             return 0.0
-        return self._ledger.draft_ms(facts, sum(lengths), max(lengths))
+        return self.books.extra_ms(facts, sum(lengths), max(lengths))
 
     def take(self, scheduled: Any, output: Any, facts: Sequence[float], extra_ms: float) -> None:
         """A step's output is back: let the books learn from it and choose the next lengths.
@@ -69,12 +74,12 @@ class Drafts:
         if not len(facts):
             return
         drafted = self._verifying(scheduled, self._ledger.step - 1)
-        for request_id, drafts in drafted.items():
+        for request_id, (row, drafts) in drafted.items():
             at = output.req_id_to_index.get(request_id)
             if at is None or not output.sampled_token_ids or not output.sampled_token_ids[at]:
                 continue
             accepted = len(output.sampled_token_ids[at]) - 1
-            self._ledger.set_verified(self._ledger.row(request_id), drafts, accepted)
+            self.books.verified(row, drafts, accepted)
             self._watch.drafts(self._requests[request_id].priority, drafts, accepted)
-        drafts = sum(drafted.values())
-        self._ledger.take_verified(facts, extra_ms / drafts if drafts else 0.0)
+        in_all = sum(drafts for _, drafts in drafted.values())
+        self.books.take(facts, extra_ms / in_all if in_all else 0.0)

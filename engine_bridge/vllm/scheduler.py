@@ -32,6 +32,7 @@ from trimtab.engine_bridge.vllm.carrier import PlanCarrier
 from trimtab.engine_bridge.vllm.clock import Clock, WallClock
 from trimtab.engine_bridge.vllm.control_server import ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
+from trimtab.engine_bridge.vllm.draft_books import DraftBooks
 from trimtab.engine_bridge.vllm.drafts import Drafts
 from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
 from trimtab.engine_bridge.vllm.idle import IdleIntervals
@@ -176,12 +177,13 @@ class FairScheduler(AsyncScheduler):
             enable_prefix_caching=bool(self.cache_config.enable_prefix_caching),
         )
         blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        warm_up(self._plan, spec)
+        warm_up(self._plan, spec, draft_tokens=self.num_spec_tokens)
         return Ledger(self._plan, spec, blocks=blocks, max_num_seqs=self.max_num_active_reqs)
 
     def _take_drafts(self) -> Drafts:
-        self._ledger.verify(self.num_spec_tokens, get_engine_spec(self._settings.engine).draft)
-        return Drafts(self.requests, self._ledger, self._watch)
+        draft = get_engine_spec(self._settings.engine).draft
+        books = DraftBooks(self._ledger, self.num_spec_tokens, draft)
+        return Drafts(self.requests, self._ledger, books, self._watch)
 
     def use_clock(self, clock: Clock) -> None:
         """Take the time from somewhere else than the wall; before the first request."""
@@ -412,8 +414,6 @@ class FairScheduler(AsyncScheduler):
         if changed is not None:
             self.apply(changed)
         self._end_interval(now_s)
-
-    # Speculation (rule 9): the tier's draft length.
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Drafts of the step that comes; each tier's are cut to its length."""

@@ -52,11 +52,11 @@ def speculating(
 
 
 def lengths_of(engine: Engine) -> list[int]:
-    return [int(length) for length in engine.scheduler.ledger.drafting.length]
+    return [int(length) for length in engine.scheduler._drafts.books.tiers.length]
 
 
 def acceptance_of(engine: Engine, tier: int) -> float:
-    return float(acceptance(engine.scheduler.ledger.drafting[tier]))
+    return float(acceptance(engine.scheduler._drafts.books.tiers[tier]))
 
 
 @cache
