@@ -5,6 +5,9 @@
 Decode-only batches of one tier and of three mixed ones, on the replay of the shipped 8B engine. A
 fixed length is stock rules' (every request verifies that many drafts); the chosen ones are rule
 9's. Tokens a second are counted over steps 80 to 280, after the chunks and first choices.
+
+Then mixed traffic with prompts, from light load to beyond the engine's capacity: weighted
+attainment with prefill tokens weighed in the choice (as it is) and without.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
+from trimtab.engine_bridge.rules.speculation import PREFILL_WORTH
 from trimtab.engine_bridge.trace import Trace
+from trimtab.envs import score
+from trimtab.training.whatif import metrics
 
 TIERS = ("T0", "T1", "T2", "T3")
 MOST = 4
@@ -38,6 +44,10 @@ DRAFTERS = {
 later drafts are accepted less often."""
 PROMPT, OUTPUT = 512, 2000
 FIRST_STEP, LAST_STEP = 80, 280
+STREAMS = ((4.0, 800, 250), (2.0, 2500, 250), (1.2, 8000, 200), (1.2, 600, 400))
+"""By tier: requests a second at a load of 1, and medians of prompt and answer."""
+TRAFFIC_ACCEPTANCE = ((0.75, 0.7, 0.4, 0.3), (0.4, 0.4, 0.4, 0.3))
+TRAFFIC_S, DRAIN_S = 120.0, 120.0
 
 
 def traffic(tiers: list[str], acceptance: list[float]) -> Trace:
@@ -94,6 +104,65 @@ def compare(tiers: list[str], acceptance: list[float], drafter: str) -> dict:
     }
 
 
+def mixed_traffic(seed: int, load: float, acceptance: tuple[float, ...]) -> Trace:
+    """Two minutes of four tiers; at a load of 1 the engine is busy less than half of the time."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        (at, tier, rng.lognormal(np.log(prompt), 0.7), rng.lognormal(np.log(output), 0.6))
+        for tier, (rate, prompt, output) in enumerate(STREAMS)
+        for at in rng.uniform(0.0, TRAFFIC_S, rng.poisson(rate * load * TRAFFIC_S))
+    ]
+    table = np.array(sorted(rows))
+    tier = table[:, 1].astype(int)
+    return Trace.build(
+        arrival_s=table[:, 0],
+        tier=tier,
+        prompt_tokens=np.maximum(1, table[:, 2]).astype(int),
+        output_tokens=np.maximum(2, table[:, 3]).astype(int),
+        tier_names=TIERS,
+        acceptance=np.array(acceptance)[tier],
+    )
+
+
+def attainment(trace: Trace, draft: DraftSpec, prefill_worth: float) -> float:
+    """Weighted attainment under rule 9 with that worth of a prefill token."""
+    plan = with_values(load_plan(), {f"tiers.{tier}.draft_tokens": MOST for tier in TIERS})
+    spec = replace(get_engine_spec("h100:llama-3.1-8b-tp1"), draft=draft)
+    engine = ReplayEngine(trace, plan, spec)
+    engine._state.draft_cost[2] = prefill_worth
+    engine.run(interval_s=2.0, until_s=trace.duration_s + DRAIN_S)
+    by = metrics.yardstick(trace, plan)
+    met = metrics.judge(engine.result(), by).met.every
+    return float(score.weighted_attainment(by.demand, met))
+
+
+def weigh_prefill(*, quick: bool) -> list[dict]:
+    """Weighted attainment with and without, by drafter, acceptance and load, paired by seed."""
+    rows = []
+    loads, seeds = ((2.4,), 2) if quick else ((0.6, 1.4, 2.0, 2.4), 6)
+    for drafter, shares, load in product(("n-grams", "small model"), TRAFFIC_ACCEPTANCE, loads):
+        pairs = [
+            [attainment(trace, DRAFTERS[drafter], worth) for worth in (0.0, PREFILL_WORTH)]
+            for trace in (mixed_traffic(seed, load, shares) for seed in range(seeds))
+        ]
+        without, weighed = np.mean(pairs, axis=0)
+        rows.append(
+            {
+                "drafter": drafter,
+                "acceptance": shares,
+                "load": load,
+                "without": float(without),
+                "weighed": float(weighed),
+                "seeds_better": sum(b > a for a, b in pairs),
+                "seeds_worse": sum(b < a for a, b in pairs),
+            }
+        )
+        print(
+            f"{drafter:12} {shares} load {load}: {without:.4f} without, {weighed:.4f}", flush=True
+        )
+    return rows
+
+
 def main() -> None:
     """Run the grid, print it, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,14 +185,20 @@ def main() -> None:
     ratios = [row["against_best"] for row in rows]
     result = {
         "rows": rows,
+        "prefill_worth": weigh_prefill(quick=args.quick),
         "least_against_best": min(ratios),
         "median_against_best": float(np.median(ratios)),
         "best_against_longest": max(row["against_longest"] for row in rows),
         "best_against_none": max(row["against_none"] for row in rows),
     }
-    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2))
+    print(
+        json.dumps({name: value for name, value in result.items() if name not in _TABLES}, indent=2)
+    )
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+_TABLES = ("rows", "prefill_worth")
 
 
 def _print(row: dict) -> None:
