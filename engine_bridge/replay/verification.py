@@ -74,7 +74,9 @@ def _observe(s: State) -> None:
         if r.status != DECODING:
             continue
         tier = s.drafting[r.tier]
-        tier.steps += 1
+        if e.step > r.sync_step:
+            # Else its prompt was complete with this step.
+            tier.steps += 1
         if not np.isnan(r.acceptance):
             tier.decoding += 1
         if r.drafted > 0:

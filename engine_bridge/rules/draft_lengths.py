@@ -20,7 +20,8 @@ PROBE_STEPS: Final = 64
 SETTLE_STEPS: Final = 16
 """Steps between two changes of a tier's length."""
 MARGIN: Final = 0.01
-"""Share of the batch's rate that a change must win."""
+"""Share of the batch's rate that a change of all its requests' length must win; of a tier's, that
+tier's part of it."""
 _MEMORY_TOKENS: Final = 96.0
 """Verified drafts that an estimate looks back on, with fewer than that in one step."""
 _LEAST_KEPT, _LEAST_KEPT_PROBING = 0.94, 0.5
@@ -156,7 +157,7 @@ def _choose(
         cost,
         tier.most,
         tier.length,
-        MARGIN,
+        MARGIN * tier.decodes / max(tier.decodes, facts[0]),
     )
     if best != tier.length:
         tier.length = best

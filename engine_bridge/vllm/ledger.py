@@ -78,6 +78,8 @@ class Ledger:
         state = build_state(
             _blank_trace(plan, accounts), plan, spec, rules="fair", collapse=False, speed=1.0
         )
+        # An engine that drafts does so for every request.
+        state.req.acceptance[:] = 0.0
         e = state.engine[0]
         e.external = 1
         e.left = _UNKNOWN_OUTPUT

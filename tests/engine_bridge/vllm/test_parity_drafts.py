@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="runs vLLM's own scheduler")
 
-STEPS = 250
+STEPS = 300
 
 
 @pytest.mark.parametrize("rules", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("caching", [True, False], ids=["caching", "no-caching"])
 def test_every_step_is_the_replay_s(parity: ModuleType, rules: str, caching: bool) -> None:
-    seeds = (3, 8)
+    seeds = (3, 8) if caching else (3, 131)
     done = [parity.compare((seed, STEPS, rules, caching), drafts=True) for seed in seeds]
     assert [one["first"] for one in done] == [None] * len(seeds)
     assert all(one["same"] == one["steps"] == STEPS for one in done)
