@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
 from trimtab.engine_bridge.plan import Plan, Tier
@@ -16,6 +17,7 @@ from trimtab.engine_bridge.pricing import priced_prompt_tokens
 from trimtab.engine_bridge.replay.chunks import TOTALS
 from trimtab.engine_bridge.replay.layout import (
     CLASS,
+    DRAFTING,
     ENGINE,
     EVENT,
     FAIR,
@@ -35,8 +37,10 @@ from trimtab.engine_bridge.replay.layout import (
     records,
 )
 from trimtab.engine_bridge.replay.prefixes import find_runs
-from trimtab.engine_bridge.rules import retention
+from trimtab.engine_bridge.replay.verification import BY_TIER, NO_DRAFTS, ONE_LENGTH
+from trimtab.engine_bridge.rules import draft_lengths, retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
+from trimtab.engine_bridge.rules.speculation import PREFILL_WORTH
 from trimtab.engine_bridge.step_time import linear_ms
 from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
 
@@ -70,6 +74,8 @@ def build_state(
     tenants, account = _accounts(trace, tier_of, plan)
     prefixes = find_runs(trace, spec.block_size)
     req, open_rows = _requests(trace, tier_of, account, prefixes.offsets)
+    spec.check_draft()
+    req.acceptance[:] = draft_acceptance(trace, spec)
     if spec.enable_prefix_caching:
         req.named_total[:] = prefixes.covered_blocks()
     contents = int(prefixes.blocks.sum())
@@ -93,6 +99,9 @@ def build_state(
         lists=lists,
         steps=records(4 * batch + 64, EVENT),
         times=records(3 * len(trace) + 64, EVENT),
+        drafting=_drafting(count),
+        draft_facts=np.zeros((2, 5)),
+        draft_cost=draft_cost(spec.draft),
         coef=spec.coef,
         arrival_s=np.ascontiguousarray(trace.arrival_s),
         open_rows=open_rows,
@@ -177,6 +186,27 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
         req[column][:] = np.nan
     later = _link_sessions(trace, req)
     return req, np.flatnonzero(~later)
+
+
+def draft_acceptance(trace: Trace, spec: EngineSpec) -> npt.NDArray[np.float64]:
+    """Each request's acceptance of a first draft: by tier as the draft model has it, or its own."""
+    own = np.array(trace.acceptance, np.float64)
+    for name, share in spec.draft.acceptance if spec.draft is not None else ():
+        if name in trace.tier_names:
+            own[trace.tier == trace.tier_names.index(name)] = share
+    return own
+
+
+def _drafting(tiers: int) -> Records:
+    drafting = records(tiers, DRAFTING)
+    draft_lengths.begin(drafting)
+    return drafting
+
+
+def draft_cost(draft: DraftSpec | None) -> npt.NDArray[np.float64]:
+    """What `rules.speculation.best_drafts` reckons with, shape (3,)."""
+    us, pass_ms = (0.0, 0.0) if draft is None else (draft.us_per_token, draft.pass_ms)
+    return np.array([us, pass_ms, PREFILL_WORTH])
 
 
 def _link_sessions(trace: Trace, req: Records) -> npt.NDArray[np.bool_]:
@@ -283,6 +313,10 @@ def _engine(
     full = float(min(plan.prefill.budget_tokens, e.max_tokens))
     e.prefill_share_ms = linear_ms(spec.coef, full, 1.0) / full
     e.decode_share_ms = linear_ms(spec.coef, TYPICAL_DECODES, TYPICAL_DECODES) / TYPICAL_DECODES
+    e.drafting, e.draft_kept = NO_DRAFTS, 1.0
+    if spec.draft is not None:
+        e.drafting = BY_TIER if rules == "fair" else ONE_LENGTH
+        e.draft_most, e.draft_kept = spec.draft.tokens, spec.draft.kept
     switches = plan.rules
     e.rule_budget, e.rule_shares = switches.prefill_budget, switches.prefill_shares
     e.rule_pools, e.rule_backoff = switches.kv_pools, switches.backoff

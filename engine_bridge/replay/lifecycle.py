@@ -47,6 +47,13 @@ from trimtab.engine_bridge.rules.pools import backoff_s
 
 
 @inlined
+def _step_tokens(s: State, row: int) -> float:
+    """Tokens that a request is expected to get in a decode step."""
+    r = s.req[row]
+    return 1.0 if np.isnan(r.acceptance) else s.drafting[r.tier].step_tokens
+
+
+@inlined
 def estimate(s: State, row: int, cached_tokens: int) -> None:
     """Rule 2's two-stage estimate of a request that has not started."""
     e, r = s.engine[0], s.req[row]
@@ -55,9 +62,8 @@ def estimate(s: State, row: int, cached_tokens: int) -> None:
     r.prefill_estimate_ms = prefill_cost_ms(
         s.coef, float(uncached), float(cached_tokens), e.prefill_share_ms
     )
-    r.estimate_ms = r.prefill_estimate_ms + decode_cost_ms(
-        s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms
-    )
+    decode_ms = decode_cost_ms(s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms)
+    r.estimate_ms = r.prefill_estimate_ms + decode_ms / _step_tokens(s, row)
 
 
 @compiled
@@ -279,7 +285,9 @@ def stop_decoding(s: State, row: int) -> None:
     sync(s, row)
     if e.grown_step == e.step or r.grant > 0:
         # It has its block for the token of the step that is being planned.
-        r.blocks = max(r.blocks, -(-(r.computed + 1) // e.block_size))
+        r.blocks = max(r.blocks, -(-(r.computed + 1 + r.ahead) // e.block_size))
+    e.ahead -= r.ahead
+    r.ahead = 0
     tier = s.tiers[r.tier]
     s.grow[tier.pool, r.phase] -= 1
     s.tier_grow[r.tier, r.phase] -= 1
@@ -295,6 +303,7 @@ def outlive(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     sync(s, row)
     more = decode_cost_ms(s.coef, float(r.computed), float(r.predicted), e.decode_share_ms)
+    more /= _step_tokens(s, row)
     r.predicted *= 2
     fair_queue.expect(s.tiers, s.tenants, s.req, row, r.tenant, more, e.rule_true_up)
     plan_step_event(s, row)

@@ -19,6 +19,7 @@ from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_gro
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
+from trimtab.engine_bridge.replay.padding import pad, slots
 from trimtab.engine_bridge.replay.room import (
     HAS_ROOM,
     MAKES_ROOM,
@@ -287,7 +288,7 @@ def _judge(s: State) -> None:
         s.tiers[e.plan_tier].blocked = _NO_TOKENS
         e.stage = _PICK
         return
-    e.need_blocks = -(-r.target // e.block_size) - r.found_blocks + r.found_idle
+    e.need_blocks = -(-slots(s, row) // e.block_size) - r.found_blocks + r.found_idle
     verdict = room_for(s, row, e.need_blocks)
     if verdict == HAS_ROOM:
         e.stage = _PLACE
@@ -346,7 +347,7 @@ def _look_again(s: State) -> int:
 def _join(s: State) -> int:
     e = s.engine[0]
     r = s.req[e.op_row]
-    if -(-r.target // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+    if -(-slots(s, e.op_row) // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
         _block(s, e.plan_tier)
         e.stage = _PICK
         return NONE
@@ -430,8 +431,10 @@ def plan_fair(s: State) -> int:
         elif op == LOOK_UP:
             look_up(s, e.op_row)
         elif op == ADMIT:
-            admit(s, e.op_row, s.req[e.op_row].target)
+            admit(s, e.op_row, slots(s, e.op_row))
         else:
             take_growth(s)
         op = next_op(s)
+    if e.drafting > 0:
+        pad(s)
     return granted_tokens(s)

@@ -19,7 +19,7 @@ from trimtab.engine_bridge.replay import live
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
 from trimtab.engine_bridge.replay.layout import NONE, REQUEST, State, records
-from trimtab.engine_bridge.replay.loop import close_interval, next_event_s
+from trimtab.engine_bridge.replay.loop import close_interval
 from trimtab.engine_bridge.replay.plan_fair import (
     ADMIT,
     DONE,
@@ -32,6 +32,7 @@ from trimtab.engine_bridge.replay.plan_fair import (
 from trimtab.engine_bridge.replay.report import TelemetryLog
 from trimtab.engine_bridge.replay.settings import close_accounts, put_allocation
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
+from trimtab.engine_bridge.replay.timers import next_event_s
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
 
@@ -77,6 +78,8 @@ class Ledger:
         state = build_state(
             _blank_trace(plan, accounts), plan, spec, rules="fair", collapse=False, speed=1.0
         )
+        # An engine that drafts does so for every request.
+        state.req.acceptance[:] = 0.0
         e = state.engine[0]
         e.external = 1
         e.left = _UNKNOWN_OUTPUT
@@ -107,6 +110,11 @@ class Ledger:
         self._weights = state.tiers["weight"]
 
     # Facts about the plan and the state.
+
+    @property
+    def state(self) -> State:
+        """The memory itself, for `draft_books`; it is another one when rows were added."""
+        return self._state
 
     @property
     def guaranteed_blocks(self) -> list[int]:
@@ -327,21 +335,12 @@ class Ledger:
         model_ms = float(live.step_facts(self.handle, self._facts))
         return model_ms, self._facts.tolist()
 
-    def book(self, speed: float, longer: float = 1.0) -> None:
+    def book(self, speed: float, draft_ms: float = 0.0) -> None:
         """The planned step has run, `speed` times as long as the model says.
 
-        The model's step was `longer` times that of `step_facts`, for draft tokens.
+        The model's step was `draft_ms` longer than that of `step_facts`, for drafts.
         """
-        live.book(self.handle, speed, longer)
-
-    def note_verified(self, row: int, drafted: int, accepted: int, ahead: int) -> None:
-        """A row has verified drafts in the step booked last, and verifies `ahead` in the next."""
-        live.note_verified(self.handle, row, drafted, accepted, ahead)
-
-    @property
-    def decodes(self) -> list[int]:
-        """Decoding requests by tier number."""
-        return [int(n) for n in self._state.tiers["decoding"]]
+        live.book(self.handle, speed, draft_ms)
 
     def believe(self, speed: float) -> None:
         """A step that was booked as believed has really taken `speed` times the model's time."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.layout import FINISHED
+from trimtab.engine_bridge.vllm.draft_books import DraftBooks
 from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, Ledger
 
 _STAYS, _WITHDRAWN, _DEFERRED = "stays", "withdrawn", "deferred"
 _BLOCKS = 64
 
 
-def warm_up(plan: Plan, spec: EngineSpec) -> None:
-    """Lead three requests through books of their own, by every call that the scheduler makes."""
+def warm_up(plan: Plan, spec: EngineSpec, *, draft_tokens: int = 0) -> None:
+    """Lead three requests through books of their own, by every call that the scheduler makes.
+
+    `draft_tokens` are what the engine drafts; without any, nothing of that is called.
+    """
     ledger = Ledger(plan, spec, blocks=_BLOCKS, max_num_seqs=4, accounts=1)
     ledger.set_now(0.0)
     rows = {
@@ -29,8 +33,12 @@ def warm_up(plan: Plan, spec: EngineSpec) -> None:
     if rows[_WITHDRAWN] in admitted:
         ledger.withdraw_admission(rows[_WITHDRAWN])
     ledger.grants()
-    ledger.step_facts()
+    _, facts = ledger.step_facts()
     ledger.book(1.0)
+    if draft_tokens:
+        books = DraftBooks(ledger, draft_tokens, None)
+        books.extra_ms(facts, 1, 1)
+        books.take(facts, 0.0)
     ledger.believe(1.0)
     _plan_step(ledger, rows[_DEFERRED], len(plan.pools))
     if rows[_STAYS] in admitted:

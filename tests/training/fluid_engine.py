@@ -25,6 +25,7 @@ class FluidResult:
     end_s: float
     service_gap_ms: float = 120.0
     service_gap_bound_ms: float = 900.0
+    drafts: tuple[()] = ()
 
     def digest(self) -> str:
         sha = hashlib.sha256()

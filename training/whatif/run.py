@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -183,6 +183,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             economics=economics,
             guard=_guard_facts(policy),
             signs=_signs(result, study, fair_rules=policy.engine_rules == "fair"),
+            speculation=metrics.measure_drafts(result, contender.plan),
         ),
         judged=judged,
         series=series.over_time(
@@ -281,6 +282,7 @@ def _outcome(study: Study, runs: Sequence[Run]) -> Outcome:
             drain_s=study.drain_s,
             engine_limits={name: getattr(study.spec, name) for name in ENGINE_LIMITS},
             fidelity=dict(study.spec.fidelity),
+            draft=None if study.spec.draft is None else asdict(study.spec.draft),
         ),
         runs=tuple(runs),
         load=series.offered(

@@ -232,3 +232,19 @@ def with_prefixes() -> Trace:
         prefix_ids=np.zeros(2, np.int32),
         prefix_block_tokens=np.full(2, 64, np.int32),
     )
+
+
+def test_a_draft_model_is_told_and_can_be_repeated(cli: Cli, trace: Path, tmp_path: Path) -> None:
+    flags = ("--draft-tokens", 4, "--draft-us", 12.5, "--acceptance", "T0=0.75,T1=0.4")
+    assert cli("whatif", "--trace", trace, "--policy", "static", *flags, "--json", "r.json") == 0
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert data["draft"]["tokens"] == 4
+    assert data["draft"]["acceptance"] == [["T0", 0.75], ["T1", 0.4]]
+    assert "--draft-tokens 4 --draft-us 12.5 --acceptance T0=0.75,T1=0.4" in data["command"]
+
+
+def test_drafts_of_which_nothing_is_known_are_refused(
+    cli: Cli, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli("whatif", "--trace", trace, "--draft-tokens", 4) == 2
+    assert "--acceptance" in capsys.readouterr().err
