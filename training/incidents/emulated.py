@@ -1,0 +1,50 @@
+"""Serves a script on vLLM's own scheduler and KV-cache manager, in virtual time. It needs vLLM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trimtab.engine_bridge.engine_spec import EngineSpec
+from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.replay.engine import RuleSet
+from trimtab.engine_bridge.trace import Trace
+from trimtab.engine_bridge.vllm.virtual_record import RecordedVllm
+from trimtab.training.incidents.served import INTERVAL_S, FloatArray, Served, Timeline
+
+
+def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
+    """Run the trace to its end; a `served.Serve`."""
+    engine = RecordedVllm(trace, spec, rules, plan)
+    times, kv, lost, queue = [], [], [], []
+    before = np.zeros(len(plan.tiers))
+    while engine.left > 0:
+        engine.advance(INTERVAL_S * (len(times) + 1))
+        so_far = np.bincount(engine.tiers, weights=engine.preemptions(), minlength=len(plan.tiers))
+        times.append(engine.now_s)
+        kv.append(_blocks_by_pool(engine, plan) / spec.num_gpu_blocks)
+        lost.append(so_far - before)
+        queue.append(_count(engine, engine.waiting, plan))
+        before = so_far
+    return Served(
+        requests=engine.requests(),
+        timeline=Timeline(
+            time_s=np.array(times),
+            kv_fraction=np.array(kv),
+            preemptions=np.array(lost),
+            queue=np.array(queue),
+        ),
+        end_s=engine.now_s,
+        busy_s=engine.busy_s,
+    )
+
+
+def _blocks_by_pool(engine: RecordedVllm, plan: Plan) -> FloatArray:
+    held = np.zeros(len(plan.pools))
+    for row, blocks in engine.held_blocks().items():
+        held[plan.pool_of_tier[engine.tiers[row]]] += blocks
+    return held
+
+
+def _count(engine: RecordedVllm, rows: list[int], plan: Plan) -> FloatArray:
+    tiers = [engine.tiers[row] for row in rows]
+    return np.bincount(tiers, minlength=len(plan.tiers)).astype(np.float64)
