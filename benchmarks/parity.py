@@ -1,7 +1,7 @@
 """Does the replay decide as vLLM does? The same random traffic through both, step by step.
 
     python benchmarks/parity.py [--workloads 200] [--steps 500] [--seed 0] [--json F]
-        [--rules fcfs,priority,fair] [--caching on,off] [--processes 2]
+        [--rules fcfs,priority,fair] [--caching on,off] [--drafts] [--processes 2]
 
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
 (`trimtab.engine_bridge.vllm.virtual_time`). Compared are each step's map of requests to scheduled
@@ -10,6 +10,7 @@ counts as different too. The random workloads mix tiers, tenants, sessions, shar
 of equal prompts, cancellations and equal arrival times, on engines whose token budget and KV cache
 are small enough for chunking and preemption. Under the fair rules most of them run on a random plan
 (switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
+With --drafts the engines have draft models of random lengths, costs and acceptance.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import json
 import multiprocessing
 import os
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from trimtab.engine_bridge.allocation import Allocation
-from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.draft_spec import DraftFile, DraftSpec
+from trimtab.engine_bridge.engine_file import EngineFile, write_engine_file
+from trimtab.engine_bridge.engine_spec import EngineSpec, find_engine_file, get_engine_spec
 from trimtab.engine_bridge.plan import Plan, load_plan
 from trimtab.engine_bridge.plan.load import with_values
 from trimtab.engine_bridge.plan.schema import Rules
@@ -74,6 +78,25 @@ def engine(rng: np.random.Generator, *, caching: bool) -> EngineSpec:
         max_num_seqs=seqs,
         max_num_batched_tokens=int(rng.integers(max(64, seqs), 1500)),
         enable_prefix_caching=caching,
+    )
+
+
+def drafting(rng: np.random.Generator, spec: EngineSpec) -> EngineSpec:
+    """The same engine with a random draft model."""
+    tokens = int(rng.integers(1, 6))
+    return replace(
+        spec.with_limits(
+            max_num_batched_tokens=max(
+                spec.max_num_batched_tokens, spec.max_num_seqs * (1 + tokens)
+            )
+        ),
+        draft=DraftSpec(
+            tokens=tokens,
+            us_per_token=float(rng.choice([0.0, 20.0])),
+            pass_ms=float(rng.choice([0.0, 0.3])),
+            acceptance=tuple((name, float(rng.uniform(0.1, 0.95))) for name in TIERS),
+            kept=float(rng.choice([1.0, 0.8])),
+        ),
     )
 
 
@@ -212,6 +235,10 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
         path = Path(folder) / "plan.yaml"
         # JSON is YAML.
         path.write_text(plan.model_dump_json())
+        engine = spec.name
+        if spec.draft is not None:
+            engine = str(Path(folder) / "engine.yaml")
+            write_engine_file(_with_draft(spec), Path(engine))
         return VirtualVllm(
             trace,
             plan,
@@ -220,13 +247,21 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
             policy="priority",
             additional_config={
                 "trimtab": {
-                    "engine": spec.name,
+                    "engine": engine,
                     "plan": str(path),
                     "interval_s": NO_INTERVAL_S,
                 }
             },
             prepare=lambda scheduler, now: scheduler.use_clock(VirtualClock(now)),
         )
+
+
+def _with_draft(spec: EngineSpec) -> EngineFile:
+    """The shipped engine's file with the draft model of `spec`."""
+    assert spec.draft is not None
+    values = asdict(spec.draft)
+    values["acceptance"] = dict(spec.draft.acceptance)
+    return find_engine_file(spec.name).model_copy(update={"draft": DraftFile(**values)})
 
 
 def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) -> Allocation:
@@ -248,13 +283,17 @@ def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) 
     )
 
 
-def compare(job: tuple[int, int, str, bool]) -> dict:
+def compare(job: tuple[int, int, str, bool], *, drafts: bool = False) -> dict:
     """One workload under one rule set: steps, identical ones, the first difference."""
     seed, steps, rules, caching = job
     rng = np.random.default_rng([seed, caching])
     spec = engine(rng, caching=caching)
     trace = workload(rng, spec, requests=60 + steps // 3)
     plan = random_plan(rng) if rules == "fair" else load_plan(None)
+    if drafts:
+        spec = drafting(rng, spec)
+        most = {f"tiers.{name}.draft_tokens": int(rng.integers(0, 6)) for name in TIERS}
+        plan = with_values(plan, most)
     replay = ReplayEngine(trace, plan, spec, rules=rules, record_steps=True)
     vllm = real_engine(trace, plan, spec, rules)
     same, at, first, preempted = 0, 0, None, 0
@@ -320,6 +359,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rules", default="fcfs,priority,fair")
     parser.add_argument("--caching", default="on,off")
+    parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -333,11 +373,12 @@ def main() -> None:
         for rules, caching in sets
         for number in range(args.workloads)
     ]
+    one = partial(compare, drafts=args.drafts)
     if args.processes > 1:
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-            done = pool.map(compare, jobs, chunksize=4)
+            done = pool.map(one, jobs, chunksize=4)
     else:
-        done = [compare(job) for job in jobs]
+        done = [one(job) for job in jobs]
     result = []
     for number, (rules, caching) in enumerate(sets):
         part = done[number * args.workloads : (number + 1) * args.workloads]

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from trimtab.engine_bridge.draft_spec import DraftFile
 from trimtab.engine_bridge.errors import EngineSpecError, did_you_mean
 from trimtab.engine_bridge.kv_memory import kv_blocks
 from trimtab.engine_bridge.step_time import COEFFICIENTS, OPTIONAL_COEFFICIENTS
@@ -57,6 +58,7 @@ class EngineFile(_Part):
     limits: EngineLimits = EngineLimits()
     cost_usd_per_gpu_hour: float = Field(default=3.0, ge=0, le=10_000)
     coefficients: dict[str, float]
+    draft: DraftFile | None = None
     fidelity: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("coefficients", mode="before")
@@ -179,6 +181,10 @@ def _refusal(path: Path, error: ValidationError) -> EngineSpecError:
 
 
 def _known_keys(where: tuple[int | str, ...]) -> tuple[str, ...]:
-    parts: dict[str, type[BaseModel]] = {"memory": EngineMemory, "limits": EngineLimits}
+    parts: dict[str, type[BaseModel]] = {
+        "memory": EngineMemory,
+        "limits": EngineLimits,
+        "draft": DraftFile,
+    }
     model = parts.get(str(where[0]), EngineFile) if where else EngineFile
     return tuple(model.model_fields)

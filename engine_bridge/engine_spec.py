@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_file import EngineFile, read_engine_file
 from trimtab.engine_bridge.errors import EngineSpecError, did_you_mean
 from trimtab.engine_bridge.step_time import COEFFICIENTS
@@ -52,6 +53,8 @@ class EngineSpec:
     async_scheduling: bool = False
     """Whether a step is scheduled while the one before runs: it then knows of arrivals until the
     start of that one. vLLM's default on GPUs; without it the host's time adds to each step."""
+    draft: DraftSpec | None = None
+    """Its draft model; None: it drafts nothing."""
     fidelity: dict[str, Any] = field(default_factory=dict, hash=False)
     """Where the coefficients come from and how well they fit."""
 
@@ -110,6 +113,26 @@ class EngineSpec:
             changes["async_scheduling"] = async_scheduling
         return replace(self, **changes)
 
+    def check_draft(self) -> None:
+        """Refuse drafts that the replay's step does not fit.
+
+        Raises:
+            EngineSpecError: a decode could need two blocks at once, or the decodes of a full batch
+                more tokens than a step may carry.
+        """
+        if self.draft is None:
+            return
+        most = min(self.block_size, self.max_num_batched_tokens // self.max_num_seqs) - 1
+        if self.draft.tokens > most:
+            raise EngineSpecError(
+                f"engine {self.name}",
+                key="draft.tokens",
+                value=self.draft.tokens,
+                bound=f"at most {most}: with the next token, a block of {self.block_size} and "
+                f"{self.max_num_batched_tokens} tokens for {self.max_num_seqs} requests",
+                remedy="draft less, or raise block_size or max_num_batched_tokens",
+            )
+
 
 def engine_names() -> tuple[str, ...]:
     """The names of the engines that come with the package."""
@@ -160,5 +183,6 @@ def _spec(file: EngineFile) -> EngineSpec:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         enable_prefix_caching=limits.enable_prefix_caching,
+        draft=None if file.draft is None else DraftSpec.of(file.draft),
         fidelity=dict(file.fidelity),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,6 +83,26 @@ Caching = Annotated[
         "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse cached prefixes."
     ),
 ]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-tokens",
+        help="Speculation: most draft tokens of a request in a step; stock policies always verify "
+        "so many. Each tier has the plan's draft_tokens; in a plan without any, all tiers but the "
+        "one of the least weight have this. 0 leaves out an engine file's draft model.",
+    ),
+]
+DraftUs = Annotated[
+    float | None, typer.Option("--draft-us", help="Microseconds that a draft token costs.")
+]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        "--acceptance",
+        help="How often drafts are right, each given that the one before it was: T0=0.75,T2=0.4. "
+        "Other tiers have the trace's column acceptance; without it they are not drafted for.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -107,6 +128,9 @@ def whatif(
     num_gpu_blocks: Blocks = None,
     block_size: BlockSize = None,
     enable_prefix_caching: Caching = None,
+    draft_tokens: DraftTokens = None,
+    draft_us: DraftUs = None,
+    acceptance: Acceptance = None,
 ) -> None:
     """Replay recorded traffic under several policies or plans, and say how each tier fares.
 
@@ -123,6 +147,7 @@ def whatif(
         raise FlagError("--trace", bound="given", remedy="or --audit for a daemon's audit log")
     from trimtab.controller.cli.study import Outputs, deliver, run_with_progress
     from trimtab.engine_bridge.engine_spec import get_engine_spec
+    from trimtab.training.whatif.drafting import check_acceptance, with_draft, with_draft_lengths
     from trimtab.training.whatif.run import Study, default_drain_s
 
     limits = {
@@ -146,7 +171,16 @@ def whatif(
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
     )
+    spec = with_draft(
+        spec,
+        contenders[0].plan,
+        tokens=draft_tokens,
+        us_per_token=draft_us,
+        acceptance=acceptance,
+    )
+    contenders = tuple(replace(c, plan=with_draft_lengths(c.plan, spec)) for c in contenders)
     traffic = _read(trace)
+    check_acceptance(traffic, spec)
     check_fit(traffic, [contender.plan for contender in contenders], spec)
     study = Study(
         trace=traffic,
@@ -159,7 +193,9 @@ def whatif(
     )
     command = _command(
         {"--trace": trace, "--plan": plan, "--policy": policy, "--engine": engine}
-        | {"--seeds": seeds, "--drain-s": drain_s, **limits, "--html": html},
+        | {"--seeds": seeds, "--drain-s": drain_s, **limits}
+        | {"--draft-tokens": draft_tokens, "--draft-us": draft_us, "--acceptance": acceptance}
+        | {"--html": html},
         caching=enable_prefix_caching,
     )
     outcome = run_with_progress(study, processes=jobs)

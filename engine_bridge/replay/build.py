@@ -16,6 +16,7 @@ from trimtab.engine_bridge.pricing import priced_prompt_tokens
 from trimtab.engine_bridge.replay.chunks import TOTALS
 from trimtab.engine_bridge.replay.layout import (
     CLASS,
+    DRAFTING,
     ENGINE,
     EVENT,
     FAIR,
@@ -35,7 +36,8 @@ from trimtab.engine_bridge.replay.layout import (
     records,
 )
 from trimtab.engine_bridge.replay.prefixes import find_runs
-from trimtab.engine_bridge.rules import retention
+from trimtab.engine_bridge.replay.verification import BY_TIER, NO_DRAFTS, ONE_LENGTH
+from trimtab.engine_bridge.rules import draft_lengths, retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
 from trimtab.engine_bridge.step_time import linear_ms
 from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
@@ -70,6 +72,8 @@ def build_state(
     tenants, account = _accounts(trace, tier_of, plan)
     prefixes = find_runs(trace, spec.block_size)
     req, open_rows = _requests(trace, tier_of, account, prefixes.offsets)
+    spec.check_draft()
+    req.acceptance[:] = draft_acceptance(trace, spec)
     if spec.enable_prefix_caching:
         req.named_total[:] = prefixes.covered_blocks()
     contents = int(prefixes.blocks.sum())
@@ -93,6 +97,9 @@ def build_state(
         lists=lists,
         steps=records(4 * batch + 64, EVENT),
         times=records(3 * len(trace) + 64, EVENT),
+        drafting=_drafting(count),
+        draft_facts=np.zeros((2, 5)),
+        draft_cost=_draft_cost(spec),
         coef=spec.coef,
         arrival_s=np.ascontiguousarray(trace.arrival_s),
         open_rows=open_rows,
@@ -173,6 +180,26 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
         req[column][:] = np.nan
     later = _link_sessions(trace, req)
     return req, np.flatnonzero(~later)
+
+
+def draft_acceptance(trace: Trace, spec: EngineSpec) -> npt.NDArray[np.float64]:
+    """Each request's acceptance of a first draft: by tier as the draft model has it, or its own."""
+    own = np.array(trace.acceptance, np.float64)
+    for name, share in spec.draft.acceptance if spec.draft is not None else ():
+        if name in trace.tier_names:
+            own[trace.tier == trace.tier_names.index(name)] = share
+    return own
+
+
+def _drafting(tiers: int) -> Records:
+    drafting = records(tiers, DRAFTING)
+    draft_lengths.begin(drafting)
+    return drafting
+
+
+def _draft_cost(spec: EngineSpec) -> npt.NDArray[np.float64]:
+    draft = spec.draft
+    return np.zeros(2) if draft is None else np.array([draft.us_per_token, draft.pass_ms])
 
 
 def _link_sessions(trace: Trace, req: Records) -> npt.NDArray[np.bool_]:
@@ -277,6 +304,10 @@ def _engine(
     full = float(min(plan.prefill.budget_tokens, e.max_tokens))
     e.prefill_share_ms = linear_ms(spec.coef, full, 1.0) / full
     e.decode_share_ms = linear_ms(spec.coef, TYPICAL_DECODES, TYPICAL_DECODES) / TYPICAL_DECODES
+    e.drafting, e.draft_kept = NO_DRAFTS, 1.0
+    if spec.draft is not None:
+        e.drafting = BY_TIER if rules == "fair" else ONE_LENGTH
+        e.draft_most, e.draft_kept = spec.draft.tokens, spec.draft.kept
     switches = plan.rules
     e.rule_budget, e.rule_shares = switches.prefill_budget, switches.prefill_shares
     e.rule_pools, e.rule_backoff = switches.kv_pools, switches.backoff

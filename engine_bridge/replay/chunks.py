@@ -10,6 +10,7 @@ import numpy as np
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import DECODING, State
 from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, step_limit_ms
+from trimtab.engine_bridge.rules.speculation import drafting_ms
 
 # Slots of `State.totals`, the step's running totals.
 TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN = 0, 1, 2, 3, 4, 5, 6
@@ -29,9 +30,17 @@ def _limit_ms(s: State) -> float:
         if r.status == DECODING and tier.protected == 1 and tier.tpot_s < np.inf:
             slack_s = r.due_base_s + e.step * tier.tpot_s - e.now_s
             limit = min(
-                limit, step_limit_ms(tier.tpot_s, slack_s, e.tpot_fraction, e.slack_fraction)
+                limit,
+                step_limit_ms(
+                    s.drafting[r.tier].step_tokens * tier.tpot_s,
+                    slack_s,
+                    e.tpot_fraction,
+                    e.slack_fraction,
+                ),
             )
-    return limit / e.scale
+    return limit / e.scale - drafting_ms(
+        s.draft_cost[0], s.draft_cost[1], float(e.ahead), float(e.longest)
+    )
 
 
 @inlined
@@ -49,7 +58,7 @@ def open_step(s: State) -> None:
     """Begin the totals of a step without prefill yet."""
     e, totals = s.engine[0], s.totals
     totals[TOKENS] = totals[CHUNKS] = totals[PAIRS] = 0.0
-    totals[BUDGET] = e.max_tokens - e.decoding
+    totals[BUDGET] = e.max_tokens - e.decoding - e.ahead
     if e.rule_budget == 1:
         totals[BUDGET] = min(float(e.budget), totals[BUDGET])
     totals[LIMIT] = _limit_ms(s)
@@ -82,6 +91,7 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
         chunks + 1.0,
         tokens + most,
         pairs + most * (cached + 0.5 * most),
+        float(e.ahead),
     )
     if whole_ms <= totals[LIMIT]:
         return most
@@ -95,6 +105,7 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
         pairs,
         cached,
         most,
+        float(e.ahead),
     )
     # A little prefill always goes on: late decodes must not stop the line for good.
     least = min(most, max(0, e.min_chunk - int(tokens)))

@@ -29,6 +29,7 @@ from trimtab.engine_bridge.replay.loop import (
 from trimtab.engine_bridge.replay.report import (
     ReplayResult,
     TelemetryLog,
+    draft_counts,
     gap_bound_ms,
     request_columns,
 )
@@ -73,6 +74,7 @@ class ReplayEngine:
 
         Raises:
             TraceError: the trace does not fit the plan or the engine's block size.
+            EngineSpecError: the engine's drafts do not fit its limits (`EngineSpec.check_draft`).
         """
         self._trace = trace
         self._plan = plan
@@ -235,4 +237,5 @@ class ReplayEngine:
             tenant_service_ms={
                 (int(t.tier), n): float(t.service_ms) for n, t in enumerate(tenants)
             },
+            drafts=draft_counts(self._state),
         )

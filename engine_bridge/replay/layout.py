@@ -104,6 +104,13 @@ ENGINE = np.dtype(
         ("goal_blocks", "i8"),
         ("room_way", "i4"),
         ("victims", "i4"),
+        # Drafts (rule 9): 0 none, 1 one length for all, 2 by tier.
+        ("drafting", "i8"),
+        ("draft_steps", "i8"),  # steps that lengths were chosen for
+        ("draft_most", "i8"),
+        ("draft_kept", "f8"),  # part of the acceptance that is left at the next place
+        ("ahead", "i8"),  # draft tokens of the step that is planned
+        ("longest", "i8"),  # most of them of one request
         ("external", "i4"),  # blocks are another engine's: see `kv_cache`
         ("headroom_blocks", "i4"),
         ("rule_budget", "i4"),
@@ -149,6 +156,10 @@ REQUEST = np.dtype(
         ("slot", "i8"),  # place in the batch
         ("grant", "i4"),  # this step's chunk
         ("joined_step", "i8"),
+        ("acceptance", "f8"),  # of its first draft in a step; NaN: it is not drafted for
+        ("ahead", "i4"),  # drafts that it verifies in the step that is planned
+        ("drafted", "i4"),  # drafts that it verified in the step run last, and the right ones
+        ("accepted", "i4"),
         # What the last look-up found: blocks in all, those of its own run among them, and how many
         # of these are idle.
         ("found_blocks", "i8"),
@@ -264,6 +275,28 @@ TENANT = np.dtype(
     align=True,
 )
 
+DRAFTING = np.dtype(
+    [
+        # Rule 9 for one tier, see `rules.draft_lengths`.
+        ("most", "i8"),
+        ("length", "i8"),
+        ("since", "i8"),  # steps since the length changed
+        ("decodes", "f8"),  # mean over the last steps
+        ("step_tokens", "f8"),  # tokens that a decode is expected to give in a step
+        ("known_verified", "f8"),
+        ("known_accepted", "f8"),
+        ("verified", "f8"),  # in the step run last
+        ("accepted", "f8"),
+        # Counts of one telemetry interval, and of the whole run.
+        ("interval_drafts", "i8"),
+        ("interval_accepted", "i8"),
+        ("drafts", "i8"),
+        ("right", "i8"),
+        ("steps", "i8"),  # decodes of its requests
+    ],
+    align=True,
+)
+
 POOL = np.dtype([("fraction", "f8"), ("guaranteed", "i8"), ("held", "i8")], align=True)
 
 ITEM = np.dtype(
@@ -328,6 +361,12 @@ class State(NamedTuple):
     """Heap of step events."""
     times: Records
     """Heap of timed events."""
+    drafting: Records
+    """(tiers,)"""
+    draft_facts: F8
+    """(2, 5): what the step carries beside drafts (see `rules.speculation`), and the last ones."""
+    draft_cost: F8
+    """(2,): microseconds of one draft token, milliseconds of one pass of the draft model."""
     coef: F8
     arrival_s: F8
     open_rows: I8

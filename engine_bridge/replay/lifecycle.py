@@ -55,9 +55,8 @@ def estimate(s: State, row: int, cached_tokens: int) -> None:
     r.prefill_estimate_ms = prefill_cost_ms(
         s.coef, float(uncached), float(cached_tokens), e.prefill_share_ms
     )
-    r.estimate_ms = r.prefill_estimate_ms + decode_cost_ms(
-        s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms
-    )
+    decode_ms = decode_cost_ms(s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms)
+    r.estimate_ms = r.prefill_estimate_ms + decode_ms / s.drafting[r.tier].step_tokens
 
 
 @compiled
@@ -159,6 +158,22 @@ def demote(s: State, row: int) -> None:
     fair_queue.withdraw(s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     fair_queue.enqueue(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     _enter_tier(s, row)
+
+
+@inlined
+def padding(s: State, row: int, computed: int) -> int:
+    """Tokens that vLLM adds where only the last of a prompt is left, to make it look like a decode.
+
+    With drafts on, its batch of decodes must be of one shape.
+    """
+    return s.engine[0].draft_most if s.req[row].target - computed == 1 else 0
+
+
+@inlined
+def slots(s: State, row: int) -> int:
+    """Tokens that a request which joins under the fair rules takes blocks for, as looked up."""
+    e, r = s.engine[0], s.req[row]
+    return r.target + padding(s, row, min(r.found_blocks * e.block_size, r.target - 1))
 
 
 @compiled
@@ -279,7 +294,9 @@ def stop_decoding(s: State, row: int) -> None:
     sync(s, row)
     if e.grown_step == e.step or r.grant > 0:
         # It has its block for the token of the step that is being planned.
-        r.blocks = max(r.blocks, -(-(r.computed + 1) // e.block_size))
+        r.blocks = max(r.blocks, -(-(r.computed + 1 + r.ahead) // e.block_size))
+    e.ahead -= r.ahead
+    r.ahead = 0
     tier = s.tiers[r.tier]
     s.grow[tier.pool, r.phase] -= 1
     s.tier_grow[r.tier, r.phase] -= 1
@@ -295,6 +312,7 @@ def outlive(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     sync(s, row)
     more = decode_cost_ms(s.coef, float(r.computed), float(r.predicted), e.decode_share_ms)
+    more /= s.drafting[r.tier].step_tokens
     r.predicted *= 2
     fair_queue.expect(s.tiers, s.tenants, s.req, row, r.tenant, more, e.rule_true_up)
     plan_step_event(s, row)

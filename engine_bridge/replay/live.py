@@ -17,12 +17,21 @@ from trimtab.engine_bridge.replay.lifecycle import (
     arrive,
     demote,
     end,
-    outlive,
     preempt,
+    slots,
     sync,
 )
-from trimtab.engine_bridge.replay.loop import REFUSE, SCALE_RATE, run_step, shed_time_s
-from trimtab.engine_bridge.replay.plan_fair import begin_plan, next_op
+from trimtab.engine_bridge.replay.loop import REFUSE
+from trimtab.engine_bridge.replay.plan_fair import begin_plan, granted_tokens, next_op
+from trimtab.engine_bridge.replay.steps import (
+    SCALE_RATE,
+    advance_prefills,
+    book_mixed,
+    due_decodes,
+    run_decodes,
+)
+from trimtab.engine_bridge.replay.timers import shed_time_s
+from trimtab.engine_bridge.replay.verification import lengthen, take_verified, verified_ms
 from trimtab.engine_bridge.rules.budget import predicted_step_ms
 
 
@@ -53,7 +62,7 @@ def preempt_live(s: State, row: int) -> None:
 @compiled
 def admit_live(s: State, row: int) -> None:
     """A waiting request has joined the batch with the blocks that were found."""
-    admit(s, row, s.req[row].target)
+    admit(s, row, slots(s, row))
 
 
 @compiled
@@ -146,49 +155,48 @@ def step_facts(s: State, facts: F8) -> float:
 
 
 @compiled
-def book(s: State, speed: float, longer: float) -> None:
+def book(s: State, speed: float, draft_ms: float) -> None:
     """The planned step has run, `speed` times as long as the model says.
 
-    The model's step is `longer` times the plain one: 1 unless it verified draft tokens, which are
-    no drift of the engine.
+    The model's step is `draft_ms` longer than that of `step_facts`: what drafts add to it.
     """
     e = s.engine[0]
-    scale, step = e.scale, e.step
-    e.speed = speed * longer
-    run_step(s)
-    if e.step > step:
-        e.scale = scale + SCALE_RATE * (speed - scale)
+    e.speed = speed
+    tokens = granted_tokens(s)
+    if tokens > 0:
+        book_mixed(s, tokens)
+    elif e.decoding > 0:
+        run_decodes(s, np.inf)
+    else:
+        return
+    lengthen(s, speed * draft_ms)
+    # Who is done, the engine tells: here only predictions that are outlived.
+    advance_prefills(s, due_decodes(s))
 
 
 @compiled
-def note_verified(s: State, row: int, drafted: int, accepted: int, ahead: int) -> None:
-    """A decode has got `accepted` tokens more in the step that was booked last.
+def draft_ms(s: State, facts: F8, drafts: int, longest: int) -> float:
+    """What drafts add to the model's time of a step: see `verification.verified_ms`."""
+    e = s.engine[0]
+    speed = e.speed
+    e.speed = 1.0
+    s.draft_facts[0, :] = facts
+    ms = verified_ms(s, drafts, longest) - verified_ms(s, 0, 0)
+    e.speed = speed
+    return ms
 
-    Call it for each decode of a tier that speculates: it grows by blocks before its tokens are
-    sure, for `drafted` drafts in that step and for `ahead` in the next one.
+
+@compiled
+def verified(s: State, facts: F8, draft_ms: float) -> None:
+    """The drafts of the step that was booked last are verified: see `verification`.
+
+    Args:
+        s: The books; `drafted` and `accepted` of each request tell what it verified.
+        facts: What that step carried beside drafts, shape (5,).
+        draft_ms: What one of its drafts took of its time.
     """
-    e, r = s.engine[0], s.req[row]
-    if r.status != DECODING:
-        return
-    sync(s, row)
-    tier, size = s.tiers[r.tier], e.block_size
-    r.blocks = max(r.blocks, -(-(r.computed + drafted) // size))
-    r.computed += accepted
-    r.generated += accepted
-    r.due_base_s += accepted * tier.tpot_s
-    e.read_tokens += accepted
-    tier.decode_tokens += accepted
-    # Steps until it needs a block: those that it holds are enough for as many tokens more.
-    left = max(0, r.blocks * size - r.computed - ahead)
-    step = e.step + (1 if e.grown_step == e.step else 0)
-    s.grow[tier.pool, r.phase] -= 1
-    s.tier_grow[r.tier, r.phase] -= 1
-    r.phase = (step + left) % size
-    s.grow[tier.pool, r.phase] += 1
-    s.tier_grow[r.tier, r.phase] += 1
-    if accepted > 0 and r.generated >= r.predicted and r.generated - accepted < r.predicted:
-        r.version += 1
-        outlive(s, row)
+    s.draft_facts[0, :] = facts
+    take_verified(s, draft_ms)
 
 
 @compiled

@@ -17,7 +17,7 @@ from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import NONE, State
-from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
+from trimtab.engine_bridge.replay.lifecycle import admit, padding, preempt, resumed_list, slots
 from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.room import (
     HAS_ROOM,
@@ -284,7 +284,7 @@ def _judge(s: State) -> None:
         s.tiers[e.plan_tier].blocked = _NO_TOKENS
         e.stage = _PICK
         return
-    e.need_blocks = -(-r.target // e.block_size) - r.found_blocks + r.found_idle
+    e.need_blocks = -(-slots(s, row) // e.block_size) - r.found_blocks + r.found_idle
     verdict = room_for(s, row, e.need_blocks)
     if verdict == HAS_ROOM:
         e.stage = _PLACE
@@ -343,7 +343,7 @@ def _look_again(s: State) -> int:
 def _join(s: State) -> int:
     e = s.engine[0]
     r = s.req[e.op_row]
-    if -(-r.target // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+    if -(-slots(s, e.op_row) // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
         _block(s, e.plan_tier)
         e.stage = _PICK
         return NONE
@@ -427,8 +427,24 @@ def plan_fair(s: State) -> int:
         elif op == LOOK_UP:
             look_up(s, e.op_row)
         elif op == ADMIT:
-            admit(s, e.op_row, s.req[e.op_row].target)
+            admit(s, e.op_row, slots(s, e.op_row))
         else:
             take_growth(s)
         op = next_op(s)
+    if e.drafting > 0:
+        _pad(s)
     return granted_tokens(s)
+
+
+@inlined
+def _pad(s: State) -> None:
+    """Add vLLM's padding to who joins with one token left, unless a running prefill has a chunk."""
+    e = s.engine[0]
+    for at in range(e.prefilling):
+        r = s.req[s.prefilling[at]]
+        if r.grant > 0 and r.joined_step != e.step:
+            return
+    for at in range(e.prefilling):
+        r = s.req[s.prefilling[at]]
+        if r.grant > 0 and (r.computed > 0 or e.decoding > 0):
+            r.grant += padding(s, s.prefilling[at], r.computed)

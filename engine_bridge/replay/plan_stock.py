@@ -19,7 +19,7 @@ from trimtab.engine_bridge.replay.kv_cache import (
     take_growth,
 )
 from trimtab.engine_bridge.replay.layout import DECODING, FCFS, NONE, PREFILLING, State
-from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
+from trimtab.engine_bridge.replay.lifecycle import admit, padding, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.victims import growth_blocks, last_in_batch
 
@@ -55,11 +55,13 @@ def _grow_in_order(s: State) -> None:
         r = s.req[row]
         if r.status != DECODING:
             continue
-        need = 1 if (r.computed + e.step - r.sync_step) % e.block_size == 0 else 0
+        computed = r.computed + e.step - r.sync_step
+        held = max(r.blocks, -(-computed // e.block_size))
+        need = -(-(computed + 1 + r.ahead) // e.block_size) - held
         while need > free_blocks(s) and r.status == DECODING:
             preempt(s, last_in_batch(s))
         if r.status == DECODING:
-            take_blocks(s, r.tier, need)
+            take_blocks(s, r.tier, max(0, need))
             r.grant = 1
     for slot in range(e.running):
         r = s.req[s.running[slot]]
@@ -102,21 +104,29 @@ def plan_stock(s: State) -> int:
         _grow_in_order(s)
     else:
         take_growth(s)
-    budget = e.max_tokens - e.decoding
+    budget = e.max_tokens - e.decoding - e.ahead
     granted, preempted = _continue_prefills(s, budget)
     if short or preempted:
         return granted
+    continued = granted
     while e.waiting > 0 and granted < budget and e.running < e.max_seqs:
         row = _head(s)
         r = s.req[row]
         look_up(s, row)
         computed = r.found_blocks * e.block_size
         chunk = min(r.target - computed, budget - granted)
-        if -(-r.target // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+        # vLLM pads where no running prefill has a chunk.
+        more = 0
+        if continued == 0 and (computed > 0 or e.decoding > 0):
+            more = padding(s, row, computed)
+        held = max(r.target, computed + chunk + more)
+        if more > budget - granted - chunk:
             break
-        admit(s, row, computed + chunk)
+        if -(-held // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+            break
+        admit(s, row, computed + chunk + more)
         # Whoever is admitted next in this step finds these blocks already.
         name_blocks(s, row, computed + chunk, True)
-        r.grant = chunk
-        granted += chunk
+        r.grant = chunk + more
+        granted += chunk + more
     return granted

@@ -23,6 +23,18 @@ _WHOLE = tuple(TierTelemetry.__annotations__[name] in ("int", int) for name in C
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftCounts:
+    """What one tier's requests have verified in a run."""
+
+    drafts: int
+    """Draft tokens."""
+    accepted: int
+    """Of them, those that were right with all before them."""
+    steps: int
+    """Steps of its decoding requests, each request's counted apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayResult:
     """A finished (or stopped) run."""
 
@@ -41,6 +53,8 @@ class ReplayResult:
     """What rule 3 allows for this run's largest request and step (docs/fairness.md)."""
     tenant_service_ms: Mapping[tuple[int, int], float]
     """Engine time by tier and tenant number."""
+    drafts: tuple[DraftCounts, ...] = ()
+    """By tier; empty for an engine without a draft model."""
 
     def digest(self) -> str:
         """SHA-256 over every request's fate: equal digests mean equal runs."""
@@ -50,6 +64,16 @@ class ReplayResult:
             sha.update(np.ascontiguousarray(self.requests[name]).tobytes())
         sha.update(f"{self.steps} {self.end_s!r} {self.engine_busy_s!r}".encode())
         return sha.hexdigest()
+
+
+def draft_counts(s: State) -> tuple[DraftCounts, ...]:
+    """What each tier has verified so far; empty where the engine drafts nothing."""
+    if s.engine[0].drafting == 0:
+        return ()
+    return tuple(
+        DraftCounts(drafts=int(d.drafts), accepted=int(d.right), steps=int(d.steps))
+        for d in s.drafting
+    )
 
 
 def request_columns(s: State, tenant: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[np.generic]]:

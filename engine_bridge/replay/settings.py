@@ -9,6 +9,7 @@ from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.compiled import compiled
 from trimtab.engine_bridge.replay.layout import DECODING, State
 from trimtab.engine_bridge.replay.lifecycle import sync
+from trimtab.engine_bridge.rules import draft_lengths
 
 
 @compiled
@@ -32,6 +33,7 @@ def put_allocation(s: State, allocation: Allocation, *, capacity: int) -> None:
     s.tiers.prefill_share[:] = allocation.prefill_shares
     s.tiers.shed_at[:] = allocation.shed_at
     s.tiers.max_running[:] = allocation.max_running
+    draft_lengths.allow(s.drafting, [min(n, int(e.draft_most)) for n in allocation.draft_tokens])
     s.classes.factor[:] = allocation.retention
     s.pools.fraction[:] = allocation.kv_fractions
     s.pools.guaranteed[:] = _whole_blocks(allocation.kv_fractions, int(e.total_blocks))

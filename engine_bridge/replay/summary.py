@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import F8, FINISHED, NONE, State
 
 COLUMNS = (
@@ -109,6 +109,15 @@ def _lent(s: State, pool: int) -> int:
     return excess * mine // max(1, idle)
 
 
+@inlined
+def _acceptance(s: State, tier: int) -> float:
+    """Share of the interval's draft tokens that were accepted; begins a new interval."""
+    d = s.drafting[tier]
+    share = d.interval_accepted / d.interval_drafts if d.interval_drafts > 0 else np.nan
+    d.interval_drafts = d.interval_accepted = 0
+    return share
+
+
 @compiled
 def summarise(s: State, table: F8) -> None:
     """Fill the table, shape (tiers, COLUMNS), and begin a new interval."""
@@ -127,7 +136,7 @@ def summarise(s: State, table: F8) -> None:
         line[14] = t.met / t.judged if t.judged > 0 else np.nan
         line[15] = t.judged
         _put_latencies(s, number, scratch, line)
-        line[20], line[21], line[22] = t.preemptions, t.recomputed, np.nan
+        line[20], line[21], line[22] = t.preemptions, t.recomputed, _acceptance(s, number)
         line[23], line[24] = t.skewed, t.service_ms
         line[25] = t.met_tokens
         t.arrivals = t.arrived_tokens = t.prefill_tokens = t.decode_tokens = 0

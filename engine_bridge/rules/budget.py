@@ -36,9 +36,13 @@ def predicted_step_ms(
     chunks: float,
     chunk_tokens: float,
     pairs: float,
+    drafts: float = 0.0,
 ) -> float:
-    """The step-time model for decodes that read `kv_tokens` beside prefill chunks."""
-    linear = linear_ms(coef, decodes + chunk_tokens, decodes + chunks)
+    """The step-time model for decodes that read `kv_tokens` beside prefill chunks.
+
+    `drafts` are the draft tokens that the decodes verify.
+    """
+    linear = linear_ms(coef, decodes + drafts + chunk_tokens, decodes + chunks)
     attention = prefill_attention_ms(coef, chunks, chunk_tokens, pairs)
     reading = decode_attention_ms(coef, decodes, kv_tokens)
     reading += mixed_attention_ms(coef, chunk_tokens, decodes, kv_tokens)
@@ -56,6 +60,7 @@ def chunk_within(
     pairs: float,
     cached_tokens: float,
     most_tokens: int,
+    drafts: float,
 ) -> int:
     """The largest chunk after `cached_tokens` that keeps the step within `limit_ms`.
 
@@ -72,6 +77,7 @@ def chunk_within(
             chunks + 1.0,
             chunk_tokens + middle,
             pairs + middle * (cached_tokens + 0.5 * middle),
+            drafts,
         )
         if ms <= limit_ms:
             low = middle

@@ -1,8 +1,9 @@
-"""Rule 9: how many draft tokens a tier's decodes verify, and when drafting is a loss.
+"""Rule 9's arithmetic: what drafts give, what they cost, and which length pays best.
 
 Estimates from the step-time model and a measured acceptance; who drafts and what, is the engine's
-business. With a per-token acceptance a, drafts of length k give (1 - a^(k+1)) / (1 - a) tokens a
-step on average (Leviathan et al., arXiv 2211.17192).
+business, and when a length is chosen anew, that of `draft_lengths`. With a per-token acceptance a
+that holds at every place, drafts of length k give (1 - a^(k+1)) / (1 - a) tokens a step on average
+(Leviathan et al., arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -15,36 +16,46 @@ from trimtab.engine_bridge.step_time import step_ms
 
 
 @compiled
-def tokens_per_step(acceptance: float, drafts: int) -> float:
-    """Tokens that a decode gives on average when it verifies that many drafts."""
-    if acceptance >= 1.0:
-        return drafts + 1.0
-    return float((1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance))
+def tokens_per_step(acceptance: float, kept: float, drafts: int) -> float:
+    """Tokens that a decode gives on average when it verifies that many drafts.
+
+    Args:
+        acceptance: Of the first draft; of each later one given that the one before it was right.
+        kept: Part of the acceptance that is left at the next place, in (0, 1].
+        drafts: Draft tokens, at least 0.
+    """
+    tokens, reached, now = 1.0, 1.0, acceptance
+    for _ in range(drafts):
+        reached *= now
+        tokens += reached
+        now *= kept
+    return tokens
+
+
+@compiled
+def drafting_ms(draft_us: float, pass_ms: float, drafts: float, longest: float) -> float:
+    """What making the drafts of a step costs: a forward pass a place, and each token."""
+    return pass_ms * longest + drafts * draft_us * 1e-3
 
 
 @compiled
 def verified_step_ms(
-    coef: npt.NDArray[np.float64],
-    facts: npt.NDArray[np.float64],
-    drafts: float,
-    draft_us: float,
+    coef: npt.NDArray[np.float64], facts: npt.NDArray[np.float64], drafts: float
 ) -> float:
     """A step that verifies `drafts` tokens in all beside what it carries anyway, ms.
 
     A draft token is one more token of the linear part; a request's KV is read once for all of its
-    tokens. Each also costs `draft_us` to be drafted.
+    tokens. What it costs to make the drafts is `drafting_ms`.
 
     Args:
         coef: The step-time model's coefficients.
         facts: Decodes, the KV tokens that they read, prefill chunks, their tokens and their
             query-key pairs, shape (5,).
         drafts: Draft tokens of all requests.
-        draft_us: Microseconds that drafting one token costs; 0 for a look-up of n-grams.
     """
     decodes, kv_tokens, chunks, chunk_tokens, pairs = facts
     tokens = decodes + drafts + chunk_tokens
-    ms = step_ms(coef, tokens, decodes + chunks, chunks, chunk_tokens, pairs, decodes, kv_tokens)
-    return ms + drafts * draft_us * 1e-3
+    return step_ms(coef, tokens, decodes + chunks, chunks, chunk_tokens, pairs, decodes, kv_tokens)
 
 
 @compiled
@@ -53,9 +64,9 @@ def best_drafts(
     facts: npt.NDArray[np.float64],
     decodes: float,
     acceptance: float,
-    others_tokens: float,
-    others_drafts: float,
-    draft_us: float,
+    kept: float,
+    others: npt.NDArray[np.float64],
+    cost: npt.NDArray[np.float64],
     most: int,
     now: int,
     margin: float,
@@ -69,19 +80,22 @@ def best_drafts(
         coef: The step-time model's coefficients.
         facts: The step without drafts, as for `verified_step_ms`.
         decodes: Requests of the tier that decode.
-        acceptance: Measured share of its draft tokens that are accepted, each given that the one
-            before it was.
-        others_tokens: Tokens that the other tiers' decodes give in a step.
-        others_drafts: Draft tokens that they verify.
-        draft_us: Microseconds that drafting one token costs.
+        acceptance: Measured share of its first draft tokens that are accepted.
+        kept: Part of the acceptance that is left at the next place.
+        others: Of the other tiers' decodes the tokens that they give in a step, their draft tokens,
+            and the longest of their lengths, shape (3,).
+        cost: Microseconds of one draft token and milliseconds of one pass of the draft model,
+            shape (2,).
         most: Longest length allowed.
         now: Length that is used now, at most `most`.
         margin: Share of today's rate, at least 0.
     """
     best, best_rate, now_rate = now, -1.0, 0.0
     for length in range(most + 1):
-        ms = verified_step_ms(coef, facts, others_drafts + decodes * length, draft_us)
-        rate = (others_tokens + decodes * tokens_per_step(acceptance, length)) / ms
+        drafts = others[1] + decodes * length
+        ms = verified_step_ms(coef, facts, drafts)
+        ms += drafting_ms(cost[0], cost[1], drafts, max(others[2], float(length)))
+        rate = (others[0] + decodes * tokens_per_step(acceptance, kept, length)) / ms
         if rate > best_rate:
             best, best_rate = length, rate
         if length == now:

@@ -54,6 +54,7 @@ class PlanCarrier:
         requests: dict[str, Request],
         waiting: PlannedQueue,
         lookahead_tokens: int,
+        draft_tokens: int,
         preempt: Callable[[Request], None],
         joins: Callable[[Request], None],
         free: Callable[[Request], None],
@@ -67,13 +68,14 @@ class PlanCarrier:
             requests: All requests that have not ended, by id.
             waiting: The waiting queue.
             lookahead_tokens: Slots that vLLM keeps for drafts.
+            draft_tokens: Drafts of a request in one step.
             preempt: Preempts a running request.
             joins: Told of each request that joins.
             free: Gives a request's blocks back.
         """
         self._ledger, self._blocks, self._manager = ledger, blocks, manager
         self._requests, self._waiting = requests, waiting
-        self._lookahead_tokens = lookahead_tokens
+        self._lookahead_tokens, self._draft_tokens = lookahead_tokens, draft_tokens
         self._preempt, self._joins, self._free = preempt, joins, free
         self._found: dict[int, tuple[Any, int, int]] = {}
         self.joining: dict[str, Joining] = {}
@@ -168,13 +170,16 @@ class PlanCarrier:
         if not returns:
             hashes = request.block_hashes[len(hits) :]
             blocks.note_misses(make_block_hash_with_group_id(h, 0) for h in hashes)
-        tokens = min(ledger.op_tokens, request.num_tokens - computed)
+        left = request.num_tokens - computed
+        tokens = min(ledger.op_tokens, left)
+        # vLLM may pad a last token to the shape of a decode with drafts.
+        padding = self._draft_tokens if left == 1 else 0
         given = self._manager.allocate_slots(
             request,
             tokens,
             num_new_computed_tokens=computed,
             new_computed_blocks=found[0],
-            num_lookahead_tokens=request.num_tokens - computed - tokens + self._lookahead_tokens,
+            num_lookahead_tokens=left - tokens + max(padding, self._lookahead_tokens),
         )
         if given is None:
             # The plan counts blocks as vLLM does; should it ever not, a request waits on.

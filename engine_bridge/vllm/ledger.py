@@ -8,18 +8,20 @@ nothing of vLLM.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from trimtab.engine_bridge.allocation import Allocation
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay import live
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
 from trimtab.engine_bridge.replay.layout import NONE, REQUEST, State, records
-from trimtab.engine_bridge.replay.loop import close_interval, next_event_s
+from trimtab.engine_bridge.replay.loop import close_interval
 from trimtab.engine_bridge.replay.plan_fair import (
     ADMIT,
     DONE,
@@ -32,6 +34,9 @@ from trimtab.engine_bridge.replay.plan_fair import (
 from trimtab.engine_bridge.replay.report import TelemetryLog
 from trimtab.engine_bridge.replay.settings import close_accounts, put_allocation
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
+from trimtab.engine_bridge.replay.timers import next_event_s
+from trimtab.engine_bridge.replay.verification import BY_TIER
+from trimtab.engine_bridge.rules.draft_lengths import length_now
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
 
@@ -327,21 +332,52 @@ class Ledger:
         model_ms = float(live.step_facts(self.handle, self._facts))
         return model_ms, self._facts.tolist()
 
-    def book(self, speed: float, longer: float = 1.0) -> None:
+    def book(self, speed: float, draft_ms: float = 0.0) -> None:
         """The planned step has run, `speed` times as long as the model says.
 
-        The model's step was `longer` times that of `step_facts`, for draft tokens.
+        The model's step was `draft_ms` longer than that of `step_facts`, for drafts.
         """
-        live.book(self.handle, speed, longer)
+        live.book(self.handle, speed, draft_ms)
 
-    def note_verified(self, row: int, drafted: int, accepted: int, ahead: int) -> None:
-        """A row has verified drafts in the step booked last, and verifies `ahead` in the next."""
-        live.note_verified(self.handle, row, drafted, accepted, ahead)
+    def verify(self, engine_most: int, draft: DraftSpec | None) -> None:
+        """The engine drafts, up to `engine_most` tokens a request; `draft` tells what that costs.
+
+        Call it before the first request; lengths are then chosen as the allocation allows.
+        """
+        e = self._state.engine[0]
+        e.drafting, e.draft_most = BY_TIER, engine_most
+        if draft is not None:
+            e.draft_kept = draft.kept
+            self._state.draft_cost[:] = draft.us_per_token, draft.pass_ms
+        put_allocation(self._state, self.allocation, capacity=self._capacity)
+
+    def set_verified(self, row: int, drafted: int, accepted: int) -> None:
+        """A row has verified drafts in the step that was booked last."""
+        r = self._state.req[row]
+        r.drafted, r.accepted = drafted, accepted
+
+    def take_verified(self, facts: Sequence[float], draft_ms: float) -> None:
+        """All rows' drafts of that step are set: learn, choose lengths, put the books right.
+
+        Args:
+            facts: Of the step, as `step_facts` told.
+            draft_ms: What each of its drafts took.
+        """
+        live.verified(self.handle, np.asarray(facts), draft_ms)
+
+    def draft_ms(self, facts: Sequence[float], drafts: int, longest: int) -> float:
+        """What drafts add to the model's time of a step that carries `facts` beside them."""
+        return float(live.draft_ms(self.handle, np.asarray(facts), drafts, longest))
+
+    def draft_length(self, tier: int) -> int:
+        """Draft tokens that a request of the tier verifies in the next step."""
+        e = self._state.engine[0]
+        return int(length_now(self._state.drafting[tier], e.draft_steps))
 
     @property
-    def decodes(self) -> list[int]:
-        """Decoding requests by tier number."""
-        return [int(n) for n in self._state.tiers["decoding"]]
+    def drafting(self) -> Any:
+        """Rule 9's record of each tier (`layout.DRAFTING`), to read."""
+        return self._state.drafting
 
     def believe(self, speed: float) -> None:
         """A step that was booked as believed has really taken `speed` times the model's time."""

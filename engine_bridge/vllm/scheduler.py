@@ -65,8 +65,8 @@ class _Flying(NamedTuple):
     booked: bool
     facts: list[float]
     """As `Ledger.step_facts` tells them."""
-    longer: float
-    """The model's time with draft tokens over `model_ms`."""
+    draft_ms: float
+    """What draft tokens add to the model's time."""
 
 
 class FairScheduler(AsyncScheduler):
@@ -101,6 +101,7 @@ class FairScheduler(AsyncScheduler):
             requests=self.requests,
             waiting=self.waiting,
             lookahead_tokens=self.num_lookahead_tokens,
+            draft_tokens=self.num_spec_tokens,
             preempt=self._make_way,
             joins=self._joins,
             free=self._free_request_blocks,
@@ -119,17 +120,7 @@ class FairScheduler(AsyncScheduler):
             block_size=self.hash_block_size,
             now_s=self._clock.now_s(),
         )
-        self._drafts = (
-            Drafts(
-                self.requests,
-                self._ledger,
-                self._watch,
-                get_engine_spec(self._settings.engine).coef,
-                self.num_spec_tokens,
-            )
-            if self.num_spec_tokens
-            else None
-        )
+        self._drafts = self._take_drafts() if self.num_spec_tokens else None
         self._control = self._serve_control(rank)
         self._idle = IdleIntervals(
             self._end_idle_interval, closes_s=lambda: self._watch.closes_s, now_s=self._clock.now_s
@@ -188,6 +179,10 @@ class FairScheduler(AsyncScheduler):
         warm_up(self._plan, spec)
         return Ledger(self._plan, spec, blocks=blocks, max_num_seqs=self.max_num_active_reqs)
 
+    def _take_drafts(self) -> Drafts:
+        self._ledger.verify(self.num_spec_tokens, get_engine_spec(self._settings.engine).draft)
+        return Drafts(self.requests, self._ledger, self._watch)
+
     def use_clock(self, clock: Clock) -> None:
         """Take the time from somewhere else than the wall; before the first request."""
         self._clock = clock
@@ -214,8 +209,6 @@ class FairScheduler(AsyncScheduler):
     def apply(self, allocation: Allocation) -> None:
         """Make a lawful allocation hold from the next step on; between steps only."""
         self._ledger.apply(allocation)
-        if self._drafts is not None:
-            self._drafts.allow(allocation.draft_tokens)
         self._blocks.set_allocation(allocation)
         self._blocks.guaranteed = self._ledger.guaranteed_blocks
 
@@ -316,8 +309,8 @@ class FairScheduler(AsyncScheduler):
         if self._carrier.chunks:
             self._carrier.settle(output)
         model_ms, facts = ledger.step_facts() if output.total_num_scheduled_tokens else _NOTHING
-        longer = self._drafts.longer(output, model_ms, facts) if self._drafts else 1.0
-        self._flying.append(_Flying(model_ms, now_s, False, facts, longer))
+        draft_ms = self._drafts.extra_ms(output, facts) if self._drafts else 0.0
+        self._flying.append(_Flying(model_ms, now_s, False, facts, draft_ms))
         return output
 
     def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
@@ -347,6 +340,13 @@ class FairScheduler(AsyncScheduler):
         self._blocks.pool = request.trimtab_pool
         chunks = self._carrier.chunks
         if chunks and request.request_id in chunks:
+            if (
+                num_new_tokens
+                == 1 + self.num_spec_tokens
+                > request.num_tokens - num_computed_tokens
+            ):
+                # vLLM's padding of a prompt's last token: it insists on it.
+                return num_new_tokens
             return min(num_new_tokens, chunks[request.request_id])
         return 0 if request.is_prefill_chunk else num_new_tokens
 
@@ -366,7 +366,7 @@ class FairScheduler(AsyncScheduler):
         if self._flying and not self._flying[-1].booked:
             step = self._flying.pop()
             if step.model_ms:
-                self._ledger.book(self._ledger.scale, step.longer)
+                self._ledger.book(self._ledger.scale, step.draft_ms)
             self._flying.append(step._replace(booked=True))
 
     def update_from_output(
@@ -379,7 +379,12 @@ class FairScheduler(AsyncScheduler):
         start_s = max(step.start_s, self._last_output_s)
         self._book(step, start_s, now_s)
         if self._drafts is not None:
-            self._drafts.take(scheduler_output, model_runner_output, step.facts)
+            self._drafts.take(
+                scheduler_output,
+                model_runner_output,
+                step.facts,
+                step.draft_ms * self._ledger.scale,
+            )
         self._last_output_s = now_s
         self._blocks.now_s = now_s
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -428,12 +433,12 @@ class FairScheduler(AsyncScheduler):
         """Book a step that ran between two times, or correct the belief it was booked with."""
         ledger = self._ledger
         if step.model_ms:
-            speed = self._clock.speed(step.model_ms * step.longer, start_s, now_s)
+            speed = self._clock.speed(step.model_ms + step.draft_ms, start_s, now_s)
             speed = min(max(speed, _FASTEST * ledger.scale, _NO_TIME), _SLOWEST * ledger.scale)
             if step.booked:
                 ledger.believe(speed)
             else:
-                ledger.book(speed, step.longer)
+                ledger.book(speed, step.draft_ms)
         if not step.booked:
             ledger.set_now(now_s)
 

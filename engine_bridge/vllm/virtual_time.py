@@ -31,6 +31,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.replay.build import draft_acceptance
+from trimtab.engine_bridge.replay.drafted_step import accepted_drafts
+from trimtab.engine_bridge.rules.speculation import drafting_ms
 from trimtab.engine_bridge.step_time import (
     decode_attention_ms,
     linear_ms,
@@ -45,6 +48,8 @@ _ARRIVAL, _CANCEL = 0, 2
 _PRIVATE = 1 << 32
 """Token ids from here on belong to one request only; below it they come from prefix ids."""
 _NO_STOP = -1
+_PADDING = -1
+"""vLLM's placeholder for a draft that is none."""
 
 StockScheduler = AsyncScheduler
 """What vLLM runs by default on a GPU."""
@@ -113,8 +118,10 @@ class VirtualVllm:
             speed: True step time over the model's.
             additional_config: vLLM's field of that name, for schedulers that read it.
             prepare: Called with the new scheduler and the virtual clock, before anything arrives.
-            draft_tokens: Drafts that are proposed for each decode's next step; 0: no speculation.
-            accepts: Whether a row's draft for a position of its sequence is right; None: none is.
+            draft_tokens: Drafts that are proposed for each decode's next step; 0: no speculation,
+                unless the engine's facts have a draft model: then it drafts as the replay's does.
+            accepts: Whether a row's draft for a position of its sequence is right; None: none is,
+                or the draft model's facts tell.
         """
         self._trace, self._spec, self._coef, self._speed = trace, spec, spec.coef, speed
         self._tier = [plan.tier_index(trace.tier_names[t]) for t in trace.tier]
@@ -126,6 +133,10 @@ class VirtualVllm:
         self._next_open = 0
         self._token_since: dict[str, int] = {}
         self._draft_tokens, self._accepts = draft_tokens, accepts
+        self._draft = spec.draft
+        if spec.draft is not None:
+            self._draft_tokens = spec.draft.tokens
+            self._acceptance = draft_acceptance(trace, spec)
         self.left = len(trace)
         self._hasher = None
         if spec.enable_prefix_caching:
@@ -139,7 +150,7 @@ class VirtualVllm:
             spec.enable_prefix_caching,
             policy,
             json.dumps(dict(additional_config or {})),
-            draft_tokens,
+            self._draft_tokens,
         )
         self.scheduler = scheduler_class(
             vllm_config=config,
@@ -271,7 +282,10 @@ class VirtualVllm:
         rows = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
         names = list(output.num_scheduled_tokens)
         drafts = output.scheduled_spec_decode_tokens
-        sampled = [self._sample(name, len(drafts.get(name, ()))) for name in names]
+        # What pads the last token of a prompt is no draft.
+        sampled = [
+            self._sample(name, sum(t != _PADDING for t in drafts.get(name, ()))) for name in names
+        ]
         self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -284,7 +298,11 @@ class VirtualVllm:
             if name not in self.scheduler.requests:
                 self._ended(int(name))
         if self._draft_tokens:
-            drafted = [name for name, tokens in zip(names, sampled, strict=True) if tokens]
+            drafted = [
+                name
+                for name, tokens in zip(names, sampled, strict=True)
+                if tokens and self._drafts_for(int(name))
+            ]
             proposed = [[0] * self._draft_tokens for _ in drafted]
             self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, proposed))
         self.steps += 1
@@ -302,14 +320,22 @@ class VirtualVllm:
             return []
         self._token_since[name] = request.num_preemptions
         row, first, accepted = int(name), request.num_tokens, 0
-        if self._accepts is not None:
+        if self._draft is not None and drafts:
+            accepted = int(
+                accepted_drafts(row, first, drafts, self._acceptance[row], self._draft.kept)
+            )
+        elif self._accepts is not None:
             while accepted < drafts and self._accepts(row, first + accepted):
                 accepted += 1
         return self._content(row, first, 1 + accepted)
 
+    def _drafts_for(self, row: int) -> bool:
+        """Whether anything is known of how its drafts fare."""
+        return self._draft is None or not np.isnan(self._acceptance[row])
+
     def _model_ms(self, scheduled: Mapping[str, int]) -> float:
         """The step's time, in the replay's order of additions."""
-        decodes, drafts, chunks, chunk_tokens, read, pairs = 0, 0, 0, 0, 0, 0.0
+        decodes, drafts, longest, chunks, chunk_tokens, read, pairs = 0, 0, 0, 0, 0, 0, 0.0
         for name, tokens in scheduled.items():
             request = self.scheduler.requests[name]
             before = request.num_computed_tokens - tokens
@@ -317,6 +343,7 @@ class VirtualVllm:
             if self._token_since.get(name) == request.num_preemptions:
                 decodes += 1
                 drafts += tokens - 1
+                longest = max(longest, tokens - 1)
                 read += before
             else:
                 chunks += 1
@@ -335,7 +362,11 @@ class VirtualVllm:
         reading = decode_attention_ms(self._coef, float(decodes), float(read))
         reading += mixed_attention_ms(self._coef, float(chunk_tokens), float(decodes), float(read))
         reading *= self._speed
-        return linear + attention + reading
+        if self._draft is None or not drafts:
+            return linear + attention + reading
+        draft = self._draft
+        made = drafting_ms(draft.us_per_token, draft.pass_ms, float(drafts), float(longest))
+        return linear + attention + reading + made * self._speed
 
     def _ended(self, row: int) -> None:
         self.left -= 1

@@ -15,6 +15,7 @@ from trimtab.training.whatif.schema import (
     Difference,
     Quantiles,
     RunResult,
+    TierDrafts,
     TierFacts,
     TierMetrics,
     WhatIfResult,
@@ -128,6 +129,28 @@ def _tier_rows(result: WhatIfResult, tier: TierFacts) -> list[tuple[str, list[Ce
             ),
         ),
         *_resource_rows(view),
+        *(_draft_rows(view) if result.draft is not None else ()),
+    ]
+
+
+def _draft_rows(view: _TierView) -> list[tuple[str, list[Cell]]]:
+    def each(figure: Callable[[TierDrafts], float]) -> list[float]:
+        return view.of_runs(
+            lambda run: figure(run.speculation[view.tier]) if run.speculation else float("nan")
+        )
+
+    accepted = each(lambda drafts: drafts.acceptance)
+    rest = zip(
+        each(lambda drafts: drafts.mean_draft_tokens),
+        each(lambda drafts: drafts.tokens_per_step),
+        strict=True,
+    )
+    return [
+        ("Draft tokens accepted", [Cell(text=words.percent(share)) for share in accepted]),
+        (
+            "Drafts verified / tokens given, a request and step",
+            [Cell(text=f"{words.number(a)} / {words.number(b)}") for a, b in rest],
+        ),
     ]
 
 

@@ -21,6 +21,7 @@ from trimtab.training.whatif.schema import (
     EngineMetrics,
     Fairness,
     Quantiles,
+    TierDrafts,
     TierFacts,
     TierMetrics,
 )
@@ -172,6 +173,25 @@ def measure_fairness(result: ReplayResult, by: Yardstick, *, fair_rules: bool) -
         service_gap_ms=float(result.service_gap_ms) if fair_rules else float("nan"),
         service_gap_bound_ms=float(result.service_gap_bound_ms) if fair_rules else float("nan"),
     )
+
+
+def measure_drafts(result: ReplayResult, plan: Plan) -> dict[str, TierDrafts] | None:
+    """What each tier of the plan that ran verified; None for an engine without a draft model."""
+    if not result.drafts:
+        return None
+    return {
+        name: TierDrafts(
+            draft_tokens=counts.drafts,
+            acceptance=_ratio(counts.accepted, counts.drafts),
+            mean_draft_tokens=_ratio(counts.drafts, counts.steps),
+            tokens_per_step=_ratio(counts.steps + counts.accepted, counts.steps),
+        )
+        for name, counts in zip(plan.tiers, result.drafts, strict=True)
+    }
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else float("nan")
 
 
 def _tier(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +176,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             engine=metrics.measure_engine(result, tiers, judged, by),
             fairness=metrics.measure_fairness(result, by, fair_rules=policy.engine_rules == "fair"),
             guard=_guard_facts(policy),
+            speculation=metrics.measure_drafts(result, contender.plan),
         ),
         judged=judged,
         series=series.over_time(
@@ -267,6 +268,7 @@ def _outcome(study: Study, runs: Sequence[Run]) -> Outcome:
             drain_s=study.drain_s,
             engine_limits={name: getattr(study.spec, name) for name in ENGINE_LIMITS},
             fidelity=dict(study.spec.fidelity),
+            draft=None if study.spec.draft is None else asdict(study.spec.draft),
         ),
         runs=tuple(runs),
         load=series.offered(

@@ -109,6 +109,19 @@ class GuardFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierDrafts:
+    """What one tier's requests verified of a draft model's tokens in one run."""
+
+    draft_tokens: int
+    acceptance: float
+    """Share of them that was accepted; NaN without any."""
+    mean_draft_tokens: float
+    """Draft tokens that a request verified in a step, mean over its decode steps."""
+    tokens_per_step: float
+    """Tokens that a request got in a decode step, mean; 1 without drafts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One policy, one seed."""
 
@@ -119,6 +132,8 @@ class RunResult:
     fairness: Fairness
     guard: GuardFacts | None = None
     """None for a policy without a guard."""
+    speculation: dict[str, TierDrafts] | None = None
+    """By tier; None for an engine without a draft model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +191,8 @@ class WhatIfResult:
     drain_s: float
     engine_limits: dict[str, Any] = field(default_factory=dict)
     fidelity: dict[str, Any] = field(default_factory=dict)
+    draft: dict[str, Any] | None = None
+    """The engine's draft model as `DraftSpec` has it; None without one."""
     command: str = ""
     """The command line that repeats it."""
 
