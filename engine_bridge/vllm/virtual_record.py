@@ -6,8 +6,10 @@ Under the stock rules it is vLLM's own scheduler, under the fair ones the plug-i
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,7 +23,9 @@ os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 from vllm.v1.request import Request, RequestStatus
 
-from trimtab.engine_bridge.engine_spec import EngineSpec
+from trimtab.engine_bridge.draft_spec import DraftFile
+from trimtab.engine_bridge.engine_file import write_engine_file
+from trimtab.engine_bridge.engine_spec import EngineSpec, find_engine_file
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.engine import RuleSet
 from trimtab.engine_bridge.replay.layout import CANCELLED, FINISHED, REFUSED, SHED
@@ -63,7 +67,7 @@ class RecordedVllm(VirtualVllm):
             spec,
             **({"scheduler_class": FairScheduler, "prepare": _use_virtual_time} if fair else {}),
             policy="priority" if fair else rules,
-            additional_config={"trimtab": {"engine": spec.name, "plan": _plan_file(plan)}},
+            additional_config={"trimtab": {"engine": _engine_of(spec), "plan": _plan_file(plan)}},
             **speculation,
         )
         count = len(trace)
@@ -71,6 +75,7 @@ class RecordedVllm(VirtualVllm):
         self.admitted_s, self.first_s, self.last_s = np.full((3, count), np.nan)
         self.generated, self.cached = np.zeros((2, count), np.int64)
         self.computed, self.recomputed = np.zeros((2, count), np.int64)
+        self.drafted, self.accepted, self.decodes = np.zeros((3, count), np.int64)
         self.chunks: dict[int, int] = {}
         """Prefill tokens of the last step, by row."""
         self.busy_s = 0.0
@@ -115,6 +120,9 @@ class RecordedVllm(VirtualVllm):
                 self.first_s[row] = self.now_s
             self.last_s[row] = self.now_s
             self.generated[row] += len(tokens)
+            self.decodes[row] += row not in self.chunks
+            self.drafted[row] += drafts
+            self.accepted[row] += len(tokens) - 1
         return tokens
 
     def step(self) -> Step | None:
@@ -128,7 +136,9 @@ class RecordedVllm(VirtualVllm):
             if np.isnan(self.admitted_s[row]):
                 self.admitted_s[row] = done.start_s
                 self.cached[row] = to - tokens
-            self.recomputed[row] += max(0, min(to, int(self.computed[row])) - (to - tokens))
+            if row in self.chunks:
+                # A decode's refused drafts are taken back: it computes nothing again.
+                self.recomputed[row] += max(0, min(to, int(self.computed[row])) - (to - tokens))
             self.computed[row] = max(to, self.computed[row])
         return done
 
@@ -177,6 +187,18 @@ def _use_virtual_time(scheduler: Any, now: Any) -> None:
 @lru_cache(maxsize=1)
 def _folder() -> Path:
     return Path(mkdtemp(prefix="trimtab-virtual-plans-"))
+
+
+def _engine_of(spec: EngineSpec) -> str:
+    """The engine's name; one with a draft model as a file that says so."""
+    if spec.draft is None:
+        return spec.name
+    facts = asdict(spec.draft) | {"acceptance": dict(spec.draft.acceptance)}
+    draft = DraftFile(**facts)
+    name = hashlib.sha256(draft.model_dump_json().encode()).hexdigest()[:16]
+    path = _folder() / f"{name}.yaml"
+    write_engine_file(find_engine_file(spec.name).model_copy(update={"draft": draft}), path)
+    return str(path)
 
 
 def _plan_file(plan: Plan) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.engine import RuleSet
+from trimtab.engine_bridge.replay.report import DraftCounts
 from trimtab.engine_bridge.trace import Trace
 from trimtab.engine_bridge.vllm.virtual_record import RecordedVllm
 from trimtab.training.incidents.served import INTERVAL_S, FloatArray, Served, Timeline
@@ -15,11 +16,16 @@ from trimtab.training.incidents.served import INTERVAL_S, FloatArray, Served, Ti
 def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
     """Run the trace to its end; a `served.Serve`."""
     engine = RecordedVllm(trace, spec, rules, plan)
-    times, kv, lost, queue = [], [], [], []
-    before = np.zeros(len(plan.tiers))
+    times: list[float] = []
+    kv: list[FloatArray] = []
+    lost: list[FloatArray] = []
+    queue: list[FloatArray] = []
+    before: FloatArray = np.zeros(len(plan.tiers))
     while engine.left > 0:
         engine.advance(INTERVAL_S * (len(times) + 1))
-        so_far = np.bincount(engine.tiers, weights=engine.preemptions(), minlength=len(plan.tiers))
+        so_far: FloatArray = np.bincount(
+            engine.tiers, weights=engine.preemptions(), minlength=len(plan.tiers)
+        )
         times.append(engine.now_s)
         kv.append(_blocks_by_pool(engine, plan) / spec.num_gpu_blocks)
         lost.append(so_far - before)
@@ -35,6 +41,19 @@ def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
         ),
         end_s=engine.now_s,
         busy_s=engine.busy_s,
+        drafts=() if spec.draft is None else _drafts(engine, len(plan.tiers)),
+    )
+
+
+def _drafts(engine: RecordedVllm, tiers: int) -> tuple[DraftCounts, ...]:
+    tier = np.array(engine.tiers)
+    return tuple(
+        DraftCounts(
+            drafts=int(engine.drafted[tier == t].sum()),
+            accepted=int(engine.accepted[tier == t].sum()),
+            steps=int(engine.decodes[tier == t].sum()),
+        )
+        for t in range(tiers)
     )
 
 

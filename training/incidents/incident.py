@@ -95,8 +95,8 @@ class Incident:
     """The script in words."""
     remedy: str
     """What of Trimtab cures it."""
-    shown_tiers: tuple[str, ...]
-    """Tiers whose latency the plots show."""
+    shown: tuple[str, ...] = (BEFORE, AFTER)
+    """Labels of the runs that the plots show."""
 
 
 @dataclass(frozen=True, kw_only=True)

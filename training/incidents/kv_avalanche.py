@@ -209,5 +209,4 @@ INCIDENT = Incident(
     remedy="Pools keep part of the KV cache for chat (rules 5 and 6), cached blocks go by scaled "
     f"age, those of batch first (rule 7), and `tiers.{BATCH_TIER}.max_running: {MOST_BATCH}` "
     "leaves room in each step.",
-    shown_tiers=(CHAT_TIER, BATCH_TIER),
 )

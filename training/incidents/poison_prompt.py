@@ -199,14 +199,14 @@ _LATENCIES: tuple[tuple[str, str, Latency], ...] = (
     ("tpot", "TPOT", _tpot_s),
     ("e2e", "E2E", _e2e_s),
 )
-_NAMES = {CHAT: "Chat", AGENTS: "Agents"}
+_NAMES = {CHAT: ("chat", "Chat's"), AGENTS: ("agents", "Agents'")}
 
 
 def _refused_figures() -> Iterator[Figure]:
-    for tier, name in _NAMES.items():
+    for tier, (name, whose) in _NAMES.items():
         yield Figure(
-            name=f"{name.lower()}_ttft_p99_over_without",
-            words=f"{name}'s P99 TTFT over that without the poison",
+            name=f"{name}_ttft_p99_over_without",
+            words=f"{whose} P99 TTFT over that without the poison",
             unit="times",
             before=partial(_moved, label=BEFORE, without=STOCK_WITHOUT, tier=tier, latency=_ttft_s),
             after=partial(_moved, label=AFTER, without=WITHOUT, tier=tier, latency=_ttft_s),
@@ -217,13 +217,11 @@ def _refused_figures() -> Iterator[Figure]:
 
 
 def _served_figures() -> Iterator[Figure]:
-    for tier, name in _NAMES.items():
+    for tier, (name, whose) in _NAMES.items():
         for short, word, latency in _LATENCIES:
             yield Figure(
-                name=f"served_{name.lower()}_{short}_p99_over_without",
-                words=f"Poison let in as batch: {name.lower()}' P99 {word} over that without"
-                if name.endswith("s")
-                else f"Poison let in as batch: {name.lower()}'s P99 {word} over that without",
+                name=f"served_{name}_{short}_p99_over_without",
+                words=f"Let in as batch: {whose.lower()} P99 {word} over that without it",
                 unit="times",
                 after=partial(_moved, label=SERVED, without=WITHOUT, tier=tier, latency=latency),
                 cured=Bound(high=MOST_MOVED) if short != "e2e" else None,
@@ -237,7 +235,7 @@ def _idle_figures() -> Iterator[Figure]:
     for short, word, latency in _LATENCIES[:2]:
         yield Figure(
             name=f"idle_chat_{short}_p99_over_without",
-            words=f"The same on an engine without batch: chat's P99 {word} over that without",
+            words=f"The same without other batch: chat's P99 {word} over that without it",
             unit="times",
             after=partial(
                 _moved, label=IDLE_SERVED, without=IDLE_WITHOUT, tier=CHAT, latency=latency
@@ -275,8 +273,8 @@ INCIDENT = Incident(
         *_served_figures(),
         Figure(
             name="served_others_unserved",
-            words="Poison let in as batch: chat and agents' requests without an answer, more than "
-            "without",
+            words="Let in as batch: chat's and agents' requests without an answer, more than "
+            "without it",
             unit="count",
             after=lambda runs: _unserved(runs[SERVED]) - _unserved(runs[WITHOUT]),
             cured=Bound(high=0.0),
@@ -284,7 +282,7 @@ INCIDENT = Incident(
         ),
         Figure(
             name="served_poison_slowest_s",
-            words="Poison let in as batch: its own slowest answer",
+            words="Let in as batch: its own slowest answer",
             unit="s",
             after=lambda runs: _slowest_poison_s(runs[SERVED]),
             cured=Bound(high=240.0),
@@ -301,5 +299,5 @@ INCIDENT = Incident(
     + " s.",
     remedy=f"`max_prefill_ms: {MAX_PREFILL_MS:g}` for agents refuses it at the door; under a batch "
     "key it is read in chunks that keep the steps short (rules 4 and 13).",
-    shown_tiers=(CHAT, AGENTS),
+    shown=(BEFORE, AFTER, SERVED),
 )

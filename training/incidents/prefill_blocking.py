@@ -156,5 +156,4 @@ INCIDENT = Incident(
     ),
     remedy="Running prefills and newcomers share each step in the order of virtual finishes "
     "(rules 1 and 4); agents weigh 20 times what batch does.",
-    shown_tiers=(AGENT_TIER, BATCH_TIER),
 )

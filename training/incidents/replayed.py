@@ -30,5 +30,6 @@ def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
         ),
         end_s=result.end_s,
         busy_s=result.engine_busy_s,
+        drafts=result.drafts,
         telemetry=telemetry,
     )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.engine import RuleSet
+from trimtab.engine_bridge.replay.report import DraftCounts
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
 
@@ -50,6 +51,8 @@ class Served:
     """When the last step ended, seconds."""
     busy_s: float
     """How long the engine was in steps, seconds."""
+    drafts: tuple[DraftCounts, ...] = ()
+    """Draft tokens by tier; empty for an engine without a draft model."""
     telemetry: Sequence[Telemetry] = ()
     """Of each interval; the replay's only."""
 

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from trimtab.engine_bridge.errors import FlagError
-from trimtab.training.incidents import kv_avalanche, poison_prompt, prefill_blocking
+from trimtab.training.incidents import (
+    draft_mismatch,
+    kv_avalanche,
+    poison_prompt,
+    prefill_blocking,
+)
 from trimtab.training.incidents.incident import (
     AFTER,
     BEFORE,
@@ -29,7 +34,7 @@ from trimtab.training.incidents.served import Serve
 SCHEMA: Final = 1
 INCIDENTS: Final[dict[str, Incident]] = {
     module.INCIDENT.key: module.INCIDENT
-    for module in (prefill_blocking, kv_avalanche, poison_prompt)
+    for module in (prefill_blocking, kv_avalanche, draft_mismatch, poison_prompt)
 }
 EngineName = Literal["replay", "emulated"]
 ENGINES: Final[tuple[EngineName, ...]] = ("replay", "emulated")

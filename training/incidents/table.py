@@ -8,6 +8,8 @@ from trimtab.training.incidents import words
 from trimtab.training.incidents.incident import Verdict
 from trimtab.training.incidents.suite import SuiteResult
 
+BEGIN, END = "<!-- incidents -->\n", "<!-- /incidents -->"
+"""What the table lies between in a page."""
 HEADS = ("figure", "before", "bound", "after", "bound", "held")
 
 
@@ -42,3 +44,14 @@ def markdown(result: SuiteResult) -> str:
         lines.append(f"| {title} |" + " |" * (len(HEADS) - 1))
         lines += [f"| {' | '.join(row)} |" for row in rows(verdict)]
     return "\n".join(lines) + "\n"
+
+
+def has_marks(page: str) -> bool:
+    """Whether a page has a place for the table."""
+    return 0 <= page.find(BEGIN) < page.find(END)
+
+
+def in_page(page: str, made: str) -> str:
+    """The page with the table that was made in its place."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}{made}{END}{rest.partition(END)[2]}"
