@@ -155,7 +155,7 @@ INCIDENT = Incident(
             before=lambda runs: _accepted(runs[BEFORE], CHAT),
             after=lambda runs: _accepted(runs[AFTER], CHAT),
             cured=Bound(low=0.74),
-            why="The issue's bound.",
+            why="What was asked for.",
         ),
         Figure(
             name="throughput_over_without",
@@ -174,7 +174,7 @@ INCIDENT = Incident(
             before=lambda runs: _over(runs, BEFORE, STOCK_WITHOUT, CHAT),
             after=lambda runs: _over(runs, AFTER, WITHOUT, CHAT),
             cured=Bound(low=1.0),
-            why="The issue's bound: no tier loses by drafts, its own or others'.",
+            why="What was asked for: no tier loses by drafts, its own or others'.",
         ),
         Figure(
             name="batch_throughput_over_without",

@@ -1,7 +1,6 @@
 """What an incident is: its traffic, its runs, and the bounds that its figures are held to.
 
-The bounds are written down in each incident's module before anything is measured. Nothing here
-serves or prints.
+The bounds are data in each incident's module. Nothing here serves or prints.
 """
 
 from __future__ import annotations

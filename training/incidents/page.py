@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
@@ -25,8 +26,7 @@ def render(result: SuiteResult) -> str:
     parts = [
         f"<h1>Incidents on {escape(_ENGINES[result.engine])}</h1>",
         '<p class="soft">Each incident is a script of traffic, served by stock vLLM\'s rules '
-        "(before) and by Trimtab (after). The bounds were written down before the figures were "
-        f"measured. Seed {result.seed}.</p>",
+        f"(before) and by Trimtab (after). Seed {result.seed}.</p>",
         _overview(result),
     ]
     for verdict in result.verdicts:
@@ -81,13 +81,11 @@ def _figures(verdict: Verdict) -> str:
     for finding, row in zip(verdict.findings, table.rows(verdict), strict=True):
         held = {words.YES: "kept", words.NO: "miss"}.get(row[-1], "soft")
         cells = "".join(f"<td>{escape(text)}</td>" for text in row[1:-1])
+        why = f'<br><span class="soft">{escape(finding.figure.why)}</span>'
         body.append(
-            f'<tr><th scope="row">{escape(row[0])}</th>{cells}'
+            f'<tr><th scope="row">{escape(row[0])}{why}</th>{cells}'
             f'<td class="{held}">{escape(row[-1].replace("**", ""))}</td></tr>'
         )
-        if finding.figure.why:
-            why = escape(finding.figure.why)
-            body.append(f'<tr><td colspan="{len(row)}" class="soft">{why}</td></tr>')
     return (
         f'<div class="box" tabindex="0"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
@@ -100,20 +98,26 @@ def _plots(verdict: Verdict) -> list[str]:
     plan = next(iter(runs.values())).plan
     present = sorted({int(t) for run in runs.values() for t in run.trace.tier})
     tiers = svg.legend([(plan.tier_names[i], f"s{i}") for i in present])
+    axis = _log_axis(max(float(np.nanmax(run.served.ttft_s)) for run in runs.values()))
     used = [p for p in range(len(plan.pools)) if any(plan.pool_of_tier[i] == p for i in present)]
     pools = svg.legend([(plan.pool_names[p], f"f{plan.pool_of_tier.index(p)}") for p in used])
-    return [
+    parts = [
         "<h3>Time to first token</h3>"
-        '<p class="soft">The slowest of the requests that arrived in each sixtieth of the run, '
-        "milliseconds; the scale is logarithmic.</p>" + tiers,
-        _row(runs, lambda name, run: _latency(name, run, present, end_s, _slowest_ms(runs))),
+        '<p class="soft">The slowest of the requests that arrived in each sixtieth of the run; the '
+        "scale is logarithmic.</p>" + tiers,
+        _row(runs, lambda name, run: _latency(name, run, present, end_s, axis)),
         "<h3>KV cache</h3>"
         '<p class="soft">Blocks that running requests of each pool hold, of all.</p>' + pools,
         _row(runs, lambda name, run: _kv(name, run, used, end_s)),
-        "<h3>Evictions</h3>"
-        '<p class="soft">Running requests that lost their place, since the start.</p>' + tiers,
-        _row(runs, lambda name, run: _lost(name, run, present, end_s, _most_lost(runs))),
     ]
+    most = _most_lost(runs)
+    if most:
+        parts += [
+            "<h3>Evictions</h3>"
+            '<p class="soft">Running requests that lost their place, since the start.</p>' + tiers,
+            _row(runs, lambda name, run: _lost(name, run, present, end_s, most)),
+        ]
+    return parts
 
 
 def _row(runs: dict[str, IncidentRun], plot: Callable[[str, IncidentRun], str]) -> str:
@@ -124,8 +128,12 @@ def _row(runs: dict[str, IncidentRun], plot: Callable[[str, IncidentRun], str]) 
     return f'<div class="plots wide">{"".join(figures)}</div>'
 
 
-def _slowest_ms(runs: dict[str, IncidentRun]) -> float:
-    return max(float(np.nanmax(run.served.ttft_s)) for run in runs.values()) * 1e3
+def _log_axis(slowest_s: float) -> svg.Axis:
+    """From ten milliseconds to the power of ten above the slowest."""
+    top = max(0, math.ceil(math.log10(slowest_s)))
+    names = {-2: "0.01 s", -1: "0.1 s"}
+    ticks = tuple((10.0**p, names.get(p, f"{10 ** max(p, 0):,} s")) for p in range(-2, top + 1))
+    return svg.Axis(low=0.01, high=10.0**top, ticks=ticks, scale=np.log10)
 
 
 def _most_lost(runs: dict[str, IncidentRun]) -> float:
@@ -133,7 +141,7 @@ def _most_lost(runs: dict[str, IncidentRun]) -> float:
 
 
 def _latency(
-    name: str, run: IncidentRun, tiers: Sequence[int], end_s: float, slowest_ms: float
+    name: str, run: IncidentRun, tiers: Sequence[int], end_s: float, axis: svg.Axis
 ) -> str:
     width_s = end_s / _BINS
     place = np.minimum((run.served.requests["arrival_s"] / width_s).astype(np.int64), _BINS - 1)
@@ -141,14 +149,14 @@ def _latency(
     for tier in reversed(tiers):
         rows = (run.served.requests["tier"] == tier) & np.isfinite(run.served.ttft_s)
         slowest = np.full(_BINS, -np.inf)
-        np.maximum.at(slowest, place[rows], run.served.ttft_s[rows] * 1e3)
+        np.maximum.at(slowest, place[rows], run.served.ttft_s[rows])
         lines.append(svg.Line(values=_gaps(slowest), css=f"s{tier}"))
     return svg.line_chart(
         title=f"{name}: slowest time to first token",
         description="The slowest of the requests that arrived in each bin, by tier.",
         time_s=np.asarray((np.arange(_BINS) + 0.5) * width_s, np.float64),
         end_s=end_s,
-        axis=svg.log1p_axis(slowest_ms),
+        axis=axis,
         lines=lines,
     )
 

@@ -130,7 +130,8 @@ def test_every_request_ends_and_the_timeline_covers_the_run(suite: SuiteResult) 
         line, q = run.served.timeline, run.served.requests
         assert len(q["outcome"]) == len(run.trace)
         assert (q["outcome"] != 0).all()
-        assert (np.diff(line.time_s) > 0).all()
+        # A step may last longer than an interval.
+        assert (np.diff(line.time_s) >= 0).all()
         assert line.time_s[-1] >= run.served.end_s
         assert line.preemptions.sum() == q["preemptions"].sum()
         assert (line.kv_fraction.sum(1) <= 1.0).all()
