@@ -61,11 +61,14 @@ class RecordedVllm(VirtualVllm):
             speculation: `draft_tokens` and `accepts` of `VirtualVllm`.
         """
         fair = rules == "fair"
+        plugged: dict[str, Any] = {}
+        if fair:
+            plugged = {"scheduler_class": FairScheduler, "prepare": _use_virtual_time}
         super().__init__(
             trace,
             plan,
             spec,
-            **({"scheduler_class": FairScheduler, "prepare": _use_virtual_time} if fair else {}),
+            **plugged,
             policy="priority" if fair else rules,
             additional_config={"trimtab": {"engine": _engine_of(spec), "plan": _plan_file(plan)}},
             **speculation,

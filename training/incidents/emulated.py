@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
@@ -23,9 +24,7 @@ def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
     before: FloatArray = np.zeros(len(plan.tiers))
     while engine.left > 0:
         engine.advance(INTERVAL_S * (len(times) + 1))
-        so_far: FloatArray = np.bincount(
-            engine.tiers, weights=engine.preemptions(), minlength=len(plan.tiers)
-        )
+        so_far = _by_tier(engine, engine.preemptions(), plan)
         times.append(engine.now_s)
         kv.append(_blocks_by_pool(engine, plan) / spec.num_gpu_blocks)
         lost.append(so_far - before)
@@ -43,6 +42,11 @@ def serve(trace: Trace, plan: Plan, spec: EngineSpec, rules: RuleSet) -> Served:
         busy_s=engine.busy_s,
         drafts=() if spec.draft is None else _drafts(engine, len(plan.tiers)),
     )
+
+
+def _by_tier(engine: RecordedVllm, counts: npt.NDArray[np.int64], plan: Plan) -> FloatArray:
+    sums = np.bincount(engine.tiers, weights=counts, minlength=len(plan.tiers))
+    return np.asarray(sums, np.float64)
 
 
 def _drafts(engine: RecordedVllm, tiers: int) -> tuple[DraftCounts, ...]:
