@@ -113,6 +113,10 @@ class PromotionError(TrimtabError):
     """A model was not promoted, because a line of the gate failed."""
 
 
+class IncidentError(TrimtabError):
+    """A reported incident was not reproduced, or not cured; the line says which."""
+
+
 class ReplayError(TrimtabError):
     """The replay broke one of its own invariants: a fault of Trimtab, not of its input."""
 

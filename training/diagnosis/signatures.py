@@ -17,7 +17,11 @@ import numpy as np
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.rules.speculation import tokens_per_step, verified_step_ms
+from trimtab.engine_bridge.rules.speculation import (
+    drafting_ms,
+    tokens_per_step,
+    verified_step_ms,
+)
 from trimtab.training.diagnosis.observed import FloatArray
 from trimtab.training.diagnosis.signs import Signs, TierSigns
 from trimtab.training.diagnosis.victims import MOSTLY, Cause
@@ -29,6 +33,9 @@ LEAST_SHARE: Final = 0.2
 """A trouble is named if so much of a hurt tier's victims show it."""
 DRAFT_LOSS: Final = 0.03
 """Part of the throughput that drafts must cost against shorter ones, or none, to be named."""
+
+
+_ROUNDS: Final = 40
 
 
 class Signature(enum.StrEnum):
@@ -192,16 +199,17 @@ def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
     for name, tier in signs.tiers.items():
         if not (math.isfinite(tier.acceptance) and tier.draft_tokens > 0):
             continue
-        used = round(tier.draft_tokens)
-        rates = [_rate(spec, facts, tier.acceptance, length) for length in range(used + 1)]
+        used = max(1, round(tier.draft_tokens))
+        kept = 1.0 if spec.draft is None else spec.draft.kept
+        acceptance = _first_acceptance(tier.acceptance, kept, used)
+        rates = [_rate(spec, facts, acceptance, length) for length in range(used + 1)]
         best = int(np.argmax(rates))
         loss = 1.0 - rates[used] / rates[best]
         if loss <= DRAFT_LOSS:
             continue
         told = (
-            f"{name}'s drafts of {used} tokens are accepted {percent(tier.acceptance, 0)} of the"
-            f" time, one by one. In a batch of {number(facts[0], 0)} that gives"
-            f" {percent(loss)} fewer tokens a second than"
+            f"Of {name}'s drafts of {used} tokens {percent(tier.acceptance, 0)} are accepted. In a"
+            f" batch of {number(facts[0], 0)} that gives {percent(loss)} fewer tokens a second than"
             + (f" drafts of {best}." if best else " no drafts at all."),
         )
         found.append(
@@ -217,5 +225,24 @@ def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
 
 
 def _rate(spec: EngineSpec, facts: FloatArray, acceptance: float, length: int) -> float:
-    ms = verified_step_ms(spec.coef, facts, facts[0] * length, 0.0)
-    return float(facts[0] * tokens_per_step(acceptance, length) / ms)
+    """Tokens a millisecond of a batch whose every decode verifies drafts of one length."""
+    drafts, draft = facts[0] * length, spec.draft
+    ms = verified_step_ms(spec.coef, facts, drafts)
+    kept = 1.0
+    if draft is not None:
+        ms += drafting_ms(draft.us_per_token, draft.pass_ms, drafts, float(length))
+        kept = draft.kept
+    return float(facts[0] * tokens_per_step(acceptance, kept, length) / ms)
+
+
+def _first_acceptance(share: float, kept: float, length: int) -> float:
+    """Acceptance of a first draft token, where `share` of all drafts of a length are right.
+
+    A draft token is right only if all before it are, so the share is less. By bisection.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(_ROUNDS):
+        middle = 0.5 * (low + high)
+        right = tokens_per_step(middle, kept, length) - 1.0
+        low, high = (middle, high) if right < share * length else (low, middle)
+    return 0.5 * (low + high)

@@ -15,6 +15,7 @@ import numpy as np
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.replay.report import DraftCounts
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.training.diagnosis.observed import BoolArray, FloatArray, Observed
 from trimtab.training.diagnosis.victims import CHURN, Cause, Judged, judge
@@ -49,9 +50,9 @@ class TierSigns:
     prompt_p99_tokens: float
     preempted: float
     acceptance: float
-    """Of draft tokens; NaN without speculation."""
+    """Share of draft tokens that was accepted; NaN without speculation."""
     draft_tokens: float
-    """Mean draft length; NaN without speculation."""
+    """Mean draft length of a decode; NaN without speculation."""
 
     @property
     def badly_served(self) -> float:
@@ -99,6 +100,7 @@ def signs_of(
     *,
     fair_rules: bool,
     telemetry: Sequence[Telemetry] = (),
+    counts: Sequence[DraftCounts] = (),
 ) -> Signs:
     """Take the signs of a run.
 
@@ -107,7 +109,8 @@ def signs_of(
         plan: Targets, weights and tiers.
         spec: The engine, as it was set up.
         fair_rules: Whether the fair scheduler ran.
-        telemetry: Its intervals; none: batch and speculation are not known.
+        telemetry: Its intervals; none: the batch is not known.
+        counts: What each tier has verified; none: nothing was drafted.
 
     Raises:
         ValueError: there is no request.
@@ -117,7 +120,7 @@ def signs_of(
     judged = judge(seen, plan, spec)
     names = plan.tier_names
     telemetry = tuple(telemetry)
-    drafts = used_drafts(telemetry, len(names))
+    drafts = counted_drafts(counts) if counts else used_drafts(telemetry, len(names))
     computed = float(seen.uncached_tokens[np.isfinite(seen.first_token_s)].sum())
     preempted = seen.preemptions > 0
     longest = int(np.argmax(judged.alone_ms))
@@ -188,8 +191,16 @@ def _senders(
     return tuple(names[at] for at in np.argsort(-work, kind="stable") if work[at] > 0)
 
 
+def counted_drafts(counts: Sequence[DraftCounts]) -> list[tuple[float, float]]:
+    """Acceptance and mean draft length by tier, as counted."""
+    return [
+        (c.accepted / c.drafts, c.drafts / c.steps) if c.drafts and c.steps else (UNKNOWN, UNKNOWN)
+        for c in counts
+    ]
+
+
 def used_drafts(telemetry: Sequence[Telemetry], tiers: int) -> list[tuple[float, float]]:
-    """Acceptance and draft length by tier: means over the intervals that drafted."""
+    """Acceptance and longest draft length by tier: means over the intervals that drafted."""
     found = []
     for number in range(tiers):
         accepted = [t.tiers[number].acceptance for t in telemetry]
