@@ -28,7 +28,7 @@ POLICY_SEED := 4101
 POLICY_STEPS := 120000
 TRACES :=
 
-.PHONY: help venv demo test kernels lint types layers bench policy chromium services clean
+.PHONY: help venv demo test kernels lint types layers bench policy incidents chromium services clean
 
 help: ## Show these lines.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -53,6 +53,9 @@ types: $(VENV)/.lint ## Check types alone.
 
 layers: $(VENV)/.lint ## Check alone that no layer imports from a layer above it.
 	@PYTHONPATH=$(LINKS) $(BIN)/lint-imports
+
+incidents: $(VENV)/.base ## Renew the tables of incidents in README.md and docs/.
+	@for page in README.md docs/incidents.md; do $(BIN)/trimtab incident all --markdown $$page; done
 
 bench: $(VENV)/.base ## Run every benchmark; results go to build/benchmarks.
 	@mkdir -p build/benchmarks

@@ -15,16 +15,24 @@ from trimtab.engine_bridge.step_time import (
     linear_ms,
     prefill_attention_ms,
 )
-from trimtab.training.diagnosis.observed import FloatArray, Observed
+from trimtab.training.diagnosis.observed import FloatArray, IntArray, Observed
 
 
-def ttft_alone_ms(seen: Observed, spec: EngineSpec) -> FloatArray:
+def ttft_alone_ms(
+    seen: Observed, spec: EngineSpec, computed_tokens: IntArray | None = None
+) -> FloatArray:
     """Time to first token of each request on an idle engine, ms, shape (n,).
 
     Its uncached prompt in chunks of the engine's token limit; attention's query-key pairs are
     spread evenly over the chunks.
+
+    Args:
+        seen: The requests.
+        spec: The engine.
+        computed_tokens: Prompt tokens to compute of each, shape (n,); None: those not cached.
     """
-    uncached = seen.uncached_tokens.astype(np.float64)
+    tokens = seen.uncached_tokens if computed_tokens is None else computed_tokens
+    uncached = tokens.astype(np.float64)
     pairs = uncached * (seen.prompt_tokens - 0.5 * uncached)
     times = np.empty(len(seen))
     _ttft(spec.coef, float(spec.max_num_batched_tokens), uncached, pairs, times)

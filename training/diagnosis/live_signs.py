@@ -152,6 +152,7 @@ class _Tier:
             load=load,
             prompt_p99_tokens=self.longest_tokens,
             preempted=self.preemptions / self.arrivals if self.arrivals else UNKNOWN,
+            found=UNKNOWN,
             acceptance=drafts[0],
             draft_tokens=drafts[1],
         )
@@ -175,6 +176,7 @@ def _idle(prompt_tokens: FloatArray) -> Observed:
         last_token_s=none,
         prompt_tokens=np.round(prompt_tokens).astype(np.int64),
         cached_tokens=zeros,
+        repeated_tokens=zeros,
         generated_tokens=zeros,
         preemptions=zeros,
         recomputed_tokens=none,

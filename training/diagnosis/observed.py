@@ -6,17 +6,19 @@ It holds columns and knows how to take them from a replay or a traffic log; what
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.cache_reach import find_reuse
 from trimtab.engine_bridge.plan import Plan
+from trimtab.engine_bridge.trace import Trace
 from trimtab.envs import score
 
 if TYPE_CHECKING:
-    from trimtab.engine_bridge.replay.report import ReplayResult
     from trimtab.training.profile.logged import Logged
 
 FloatArray = npt.NDArray[np.float64]
@@ -29,6 +31,18 @@ _LOGGED: Final = {
     "shed": score.SHED,
     "cancelled": score.CANCELLED,
 }
+
+
+class Run(Protocol):
+    """What of a replay's result is looked at."""
+
+    @property
+    def requests(self) -> Mapping[str, npt.NDArray[Any]]:
+        """As `ReplayResult.requests`."""
+
+    @property
+    def end_s(self) -> float:
+        """When it ended, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +61,9 @@ class Observed:
     prompt_tokens: IntArray
     cached_tokens: IntArray
     """Prompt tokens that the cache saved."""
+    repeated_tokens: IntArray
+    """Prompt tokens that a cache which forgets nothing would have saved; `cached_tokens` where that
+    is not known."""
     generated_tokens: IntArray
     preemptions: IntArray
     recomputed_tokens: FloatArray
@@ -66,13 +83,24 @@ class Observed:
         return np.maximum(self.prompt_tokens - self.cached_tokens, 1)
 
     @property
+    def new_tokens(self) -> IntArray:
+        """Prompt tokens that nobody has sent before, as far as is known, at least 1."""
+        known = np.maximum(self.cached_tokens, self.repeated_tokens)
+        return np.maximum(self.prompt_tokens - known, 1)
+
+    @property
     def waited_until_s(self) -> FloatArray:
         """When the wait for the first token was over, one way or the other."""
         return np.where(np.isfinite(self.first_token_s), self.first_token_s, self.end_s)
 
 
-def of_run(result: ReplayResult) -> Observed:
-    """A replay's requests that arrived."""
+def of_run(result: Run, trace: Trace) -> Observed:
+    """A replay's requests that arrived.
+
+    Args:
+        result: The run.
+        trace: Its traffic, for the prompts' prefixes.
+    """
     rows = result.requests
     arrived = np.isfinite(np.asarray(rows["arrival_s"], np.float64))
 
@@ -90,6 +118,7 @@ def of_run(result: ReplayResult) -> Observed:
         last_token_s=floats("last_token_s"),
         prompt_tokens=ints("prompt_tokens"),
         cached_tokens=ints("cached_tokens"),
+        repeated_tokens=find_reuse(trace).cached_tokens[arrived],
         generated_tokens=ints("generated_tokens"),
         preemptions=ints("preemptions"),
         recomputed_tokens=floats("recomputed_tokens"),
@@ -120,6 +149,7 @@ def of_log(logged: Logged, plan: Plan) -> Observed:
         last_token_s=np.where(logged.ended_well[inside], last_s, np.nan),
         prompt_tokens=trace.prompt_tokens[inside].astype(np.int64),
         cached_tokens=logged.cached_tokens[inside],
+        repeated_tokens=find_reuse(trace).cached_tokens[inside],
         generated_tokens=trace.output_tokens[inside].astype(np.int64),
         preemptions=logged.preemptions[inside],
         recomputed_tokens=unknown,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,12 +91,20 @@ def findings(signs: Signs, plan: Plan, spec: EngineSpec) -> tuple[Finding, ...]:
         named = dict.fromkeys(_OF_CAUSE.values(), 0.0)
         for cause, signature in _OF_CAUSE.items():
             named[signature] += tier.victims[cause.name.lower()]
-        for signature in sorted(named, key=lambda signature: -named[signature]):
+        for signature in sorted(named, key=lambda signature: _rank(signature, named)):
             # What nothing explains is worth a word only where it is most of the trouble.
             least = MOSTLY if signature is Signature.UNEXPLAINED else LEAST_SHARE
             if named[signature] > 0 and named[signature] >= least * tier.badly_served:
                 found.append(_finding(signature, name, named[signature], signs, plan))
     return tuple(found)
+
+
+def _rank(signature: Signature, named: Mapping[Signature, float]) -> tuple[float, float]:
+    """The largest first; but where poison is to be named, before the other long prompts."""
+    blocking = named[Signature.POISON_PROMPT] + named[Signature.PREFILL_BLOCKING]
+    if signature is Signature.POISON_PROMPT and named[signature] >= LEAST_SHARE * blocking:
+        return -blocking, 0.0
+    return -named[signature], 1.0
 
 
 def _hurt(tier: TierSigns) -> bool:
@@ -153,7 +162,10 @@ def _avalanche(tier: TierSigns, name: str, signs: Signs, plan: Plan) -> tuple[st
     )
     if math.isfinite(signs.recomputed):
         told += f"; {percent(signs.recomputed)} of the computed prompt tokens were computed again"
-    return (f"{told}.",)
+    lines = [f"{told}."]
+    if math.isfinite(tier.found):
+        lines.append(f"{name} found {percent(tier.found)} of what it had sent before still cached.")
+    return tuple(lines)
 
 
 def _poison(tier: TierSigns, name: str, signs: Signs, plan: Plan) -> tuple[str, ...]:

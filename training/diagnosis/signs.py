@@ -39,7 +39,8 @@ class TierSigns:
     ttft_p50_ms: float
     ttft_p99_ms: float
     alone_p50_ms: float
-    """Time to first token on an idle engine, of the same requests."""
+    """Time to first token on an idle engine, of the same requests, with all cached that ever was.
+    """
     alone_p99_ms: float
     alone_needed_ms: float
     """The TTFT that an idle engine keeps for all but a quarter of the requests that may miss it."""
@@ -49,6 +50,9 @@ class TierSigns:
     """Engine time asked for by it and the tiers above it, over time."""
     prompt_p99_tokens: float
     preempted: float
+    found: float
+    """Prompt tokens found cached, over those that a cache which forgets nothing would have held;
+    NaN where nothing repeats."""
     acceptance: float
     """Share of draft tokens that was accepted; NaN without speculation."""
     draft_tokens: float
@@ -172,16 +176,24 @@ def _tier(
         victims=victims,
         ttft_p50_ms=_quantile(ttft_ms, 0.5),
         ttft_p99_ms=_quantile(ttft_ms, 0.99),
-        alone_p50_ms=_quantile(judged.alone_ms[mine], 0.5),
-        alone_p99_ms=_quantile(judged.alone_ms[mine], 0.99),
-        alone_needed_ms=_quantile(judged.alone_ms[mine], 1.0 - (1.0 - tier.targets.attainment) / 4),
+        alone_p50_ms=_quantile(judged.best_ms[mine], 0.5),
+        alone_p99_ms=_quantile(judged.best_ms[mine], 0.99),
+        alone_needed_ms=_quantile(judged.best_ms[mine], 1.0 - (1.0 - tier.targets.attainment) / 4),
         alone_tpot_p99_ms=_quantile(judged.pace_ms[mine], 0.99),
         load=float(judged.load[number]),
         prompt_p99_tokens=_quantile(seen.prompt_tokens[mine].astype(np.float64), 0.99),
         preempted=float((seen.preemptions[mine] > 0).mean()) if count else UNKNOWN,
+        found=_found(seen, mine),
         acceptance=drafts[0],
         draft_tokens=drafts[1],
     )
+
+
+def _found(seen: Observed, mine: BoolArray) -> float:
+    served = mine & np.isfinite(seen.first_token_s)
+    repeated = float(seen.repeated_tokens[served].sum())
+    cached = np.minimum(seen.cached_tokens, seen.repeated_tokens)[served]
+    return float(cached.sum()) / repeated if repeated > 0 else UNKNOWN
 
 
 def _senders(

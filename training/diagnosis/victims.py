@@ -5,9 +5,10 @@ far later than its tier's median although it could have come sooner. Refused at 
 a fate: such requests are no victims. Each victim is laid at the door of one cause, the first that
 holds:
 
-- *beyond*: the idle engine itself would have missed the targets;
+- *beyond*: the idle engine itself would have missed the targets, with all cached that ever was;
 - *overload*: so would an engine that served the tier and those above it and nobody else;
-- *recompute*: it waited mostly while requests ran that were preempted again and again;
+- *recompute*: preemption feeds itself in this run, and it gave way or waited mostly beside
+  requests that did;
 - *poison*: mostly while a prompt was computed that takes the engine for seconds;
 - *prefill*: mostly while a much longer prompt than its own was computed;
 - *crowd*: all tiers' work together was further behind than its target allows;
@@ -83,7 +84,9 @@ class Judged:
     load: FloatArray
     """By tier: engine time asked for by it and the tiers above it, without poison, over time."""
     alone_ms: FloatArray
-    """Time to first token on an idle engine."""
+    """Time to first token on an idle engine, with what was found cached."""
+    best_ms: FloatArray
+    """The same with all cached that ever was."""
     pace_ms: FloatArray
     """Time per output token on an idle engine."""
     long: BoolArray
@@ -104,6 +107,7 @@ def judge(seen: Observed, plan: Plan, spec: EngineSpec) -> Judged:
     )
     met = score.judge(tier=seen.tier, outcome=seen.outcome, seen=latencies, to=to)
     alone_ms, pace_ms = ttft_alone_ms(seen, spec), tpot_alone_ms(seen, spec)
+    best_ms = ttft_alone_ms(seen, spec, seen.new_tokens)
     poison = _poison(alone_ms, to)
     long = alone_ms >= LONG_MS
     missed = ~met.every & (seen.outcome != score.REFUSED)
@@ -113,7 +117,7 @@ def judge(seen: Observed, plan: Plan, spec: EngineSpec) -> Judged:
     cause = np.zeros(len(seen))
     prefill = _Blocked(seen, alone_ms, long)
     holds = (
-        (Cause.BEYOND, lambda: _beyond(seen, alone_ms, pace_ms, to)),
+        (Cause.BEYOND, lambda: _beyond(seen, best_ms, pace_ms, to)),
         (Cause.OVERLOAD, lambda: asked.too_much(to)),
         (Cause.RECOMPUTE, lambda: _beside_churn(seen)),
         (Cause.POISON, lambda: _Blocked(seen, alone_ms, poison).mostly(victim)),
@@ -131,6 +135,7 @@ def judge(seen: Observed, plan: Plan, spec: EngineSpec) -> Judged:
         tail=tail,
         load=asked.load,
         alone_ms=alone_ms,
+        best_ms=best_ms,
         pace_ms=pace_ms,
         long=long,
         poison=poison,
@@ -216,15 +221,15 @@ class _Asked:
 
 
 def _beside_churn(seen: Observed) -> BoolArray:
-    """Who was preempted again and again, or waited mostly beside such requests."""
-    churned = seen.preemptions >= CHURN
-    if not _feeds_itself(seen):
+    """Who gave way, or waited mostly beside requests that did, where that feeds itself."""
+    gave_way = seen.preemptions > 0
+    if not (_feeds_itself(seen) and (seen.preemptions >= CHURN).any()):
         return np.zeros(len(seen), np.bool_)
     ends_s = np.where(np.isfinite(seen.last_token_s), seen.last_token_s, seen.end_s)
-    cover = Cover(seen.arrival_s[churned], ends_s[churned])
+    cover = Cover(seen.arrival_s[gave_way], ends_s[gave_way])
     waited_s = seen.waited_until_s - seen.arrival_s
     beside = cover.of(seen.arrival_s, seen.waited_until_s) >= MOSTLY * waited_s
-    return churned | (beside & (waited_s > 0) & churned.any())
+    return gave_way | (beside & (waited_s > 0))
 
 
 def _feeds_itself(seen: Observed) -> bool:

@@ -182,7 +182,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             fairness=metrics.measure_fairness(result, by, fair_rules=policy.engine_rules == "fair"),
             economics=economics,
             guard=_guard_facts(policy),
-            signs=_signs(result, study, fair_rules=policy.engine_rules == "fair"),
+            signs=_signs(result, trace, study, fair_rules=policy.engine_rules == "fair"),
             speculation=metrics.measure_drafts(result, contender.plan),
         ),
         judged=judged,
@@ -202,8 +202,8 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
     )
 
 
-def _signs(result: ReplayResult, study: Study, *, fair_rules: bool) -> Signs | None:
-    seen = of_run(result)
+def _signs(result: ReplayResult, trace: Trace, study: Study, *, fair_rules: bool) -> Signs | None:
+    seen = of_run(result, trace)
     if not len(seen):
         return None
     return signs_of(seen, study.plan, study.spec, fair_rules=fair_rules, telemetry=result.telemetry)

@@ -21,7 +21,12 @@ def diagnosed(known: Known, *, live: bool = False) -> Diagnosis:
         signs = live_signs(tuple(result.telemetry), known.plan, known.spec)
     else:
         signs = signs_of(
-            of_run(result), known.plan, known.spec, fair_rules=fair, telemetry=result.telemetry
+            of_run(result, known.trace),
+            known.plan,
+            known.spec,
+            fair_rules=fair,
+            telemetry=result.telemetry,
+            counts=result.drafts,
         )
     return diagnose(signs, known.plan, known.spec, source="a run")
 

@@ -82,6 +82,7 @@ def tier_signs(**changes: object) -> TierSigns:
         "load": 0.3,
         "prompt_p99_tokens": 3000.0,
         "preempted": 0.0,
+        "found": math.nan,
         "acceptance": math.nan,
         "draft_tokens": math.nan,
     }
