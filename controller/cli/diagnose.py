@@ -85,7 +85,7 @@ def diagnose(
     check_outputs({"--json": json, "--write-plan": write_plan}, inputs=inputs)
     loaded = load_plan(plan)
     found = _found(source, loaded, engine, policy, seed, since, seconds)
-    result = diagnosed(found.signs, loaded, found.spec, source=found.told)
+    result = diagnosed(found.signs, found.plan, found.spec, source=found.told)
     for line in result.lines():
         print(line)
     if json is not None:

@@ -15,6 +15,7 @@ from trimtab.engine_bridge.errors import FlagError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from trimtab.engine_bridge.plan import Plan
     from trimtab.training.fleet.compare import FleetStudy
     from trimtab.training.fleet.figures import FleetResult
 
@@ -100,6 +101,7 @@ def _study(
     from trimtab.engine_bridge.plan import load_plan
     from trimtab.training.fleet.compare import FleetStudy, specs_of
     from trimtab.training.fleet.settings import load_fleet
+    from trimtab.training.whatif.drafting import check_acceptance
     from trimtab.training.whatif.run import default_drain_s
 
     loaded = load_plan(plan)
@@ -116,6 +118,8 @@ def _study(
     for engines in specs:
         for spec in engines.values():
             check_fit(traffic, [loaded], spec)
+            check_acceptance(traffic, spec)
+    _check_slices(loaded)
     return FleetStudy(
         trace=traffic,
         plan=loaded,
@@ -125,6 +129,22 @@ def _study(
         seeds=tuple(range(seeds)),
         drain_s=default_drain_s(loaded) if drain_s is None else drain_s,
     )
+
+
+def _check_slices(plan: Plan) -> None:
+    """Refuse what a fleet's replay does not do.
+
+    Raises:
+        FlagError: the plan asks for long prompts in slices.
+    """
+    for name, tier in plan.tiers.items():
+        if tier.slice_tokens is not None:
+            raise FlagError(
+                "--plan",
+                value=f"tiers.{name}.slice_tokens: {tier.slice_tokens}",
+                bound="a plan without slices",
+                remedy="a fleet is replayed without them; trimtab whatif replays one engine with",
+            )
 
 
 def _print(study: FleetStudy, results: tuple[FleetResult, ...]) -> None:
@@ -146,6 +166,7 @@ def _table(study: FleetStudy, results: tuple[FleetResult, ...]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
+    from trimtab.training.diagnosis.signs import mean
     from trimtab.training.report import words
 
     tiers = [name for name in study.plan.tiers if results[0].tiers[name].requests]
@@ -168,9 +189,9 @@ def _table(study: FleetStudy, results: tuple[FleetResult, ...]) -> Table:
             cells.append(_share(float(np.mean([r.tiers[name].attainment for r in runs])), promised))
         cells += [
             words.number(float(np.mean([sum(t.lost for t in r.tiers.values()) for r in runs]))),
-            words.percent(float(np.nanmean(busy)), 0),
+            words.percent(mean(busy), 0),
             words.number(cost / hours if hours else np.nan),
-            words.number(float(np.nanmean([run.cost_per_1m_good_tokens for run in runs]))),
+            words.number(mean([run.cost_per_1m_good_tokens for run in runs])),
         ]
         table.add_row(escape(fleet_name), escape(policy), *cells)
     return table

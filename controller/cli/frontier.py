@@ -97,6 +97,7 @@ def frontier(
     from trimtab.engine_bridge.engine_spec import get_engine_spec
     from trimtab.engine_bridge.plan import load_plan
     from trimtab.training.economics.sweep import Sweep
+    from trimtab.training.whatif.drafting import check_acceptance, with_draft_lengths
     from trimtab.training.whatif.run import default_drain_s
 
     limits = {
@@ -124,6 +125,8 @@ def frontier(
     )
     traffic = _traffic(trace)
     check_fit(traffic, [given], spec)
+    check_acceptance(traffic, spec)
+    given = with_draft_lengths(given, spec)
     found = _run(
         Sweep(
             trace=traffic,

@@ -18,7 +18,7 @@ from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 from trimtab.envs import score
 from trimtab.training.diagnosis.alone import tpot_alone_ms, ttft_alone_ms
 from trimtab.training.diagnosis.observed import BoolArray, FloatArray, Observed
-from trimtab.training.diagnosis.signs import UNKNOWN, Signs, TierSigns, mean, used_drafts
+from trimtab.training.diagnosis.signs import UNKNOWN, Signs, TierSigns, mean
 from trimtab.training.diagnosis.victims import (
     LONG_FACTOR,
     LONG_MS,
@@ -49,7 +49,6 @@ def live_signs(telemetry: Sequence[Telemetry], plan: Plan, spec: EngineSpec) -> 
     if not any(tier.arrivals for t in telemetry for tier in t.tiers):
         raise ValueError("nothing arrived")
     sums = [_Tier(telemetry, number, spec) for number in range(len(plan.tiers))]
-    drafts = used_drafts(telemetry, len(plan.tiers))
     preemptions = sum(tier.preemptions for tier in sums)
     requests = sum(tier.arrivals for tier in sums)
     computed = sum(tier.prefill_tokens for tier in sums)
@@ -75,7 +74,7 @@ def live_signs(telemetry: Sequence[Telemetry], plan: Plan, spec: EngineSpec) -> 
             cause = Cause.POISON
         elif longest.longest_ms >= max(LONG_MS, LONG_FACTOR * own.alone_ms):
             cause = Cause.PREFILL
-        tiers[name] = own.signs(plan, name, cause, drafts[own.number], _load(own, sums, plan))
+        tiers[name] = own.signs(plan, name, cause, _load(own, sums, plan))
     return Signs(
         tiers=tiers,
         fair_rules=True,
@@ -125,9 +124,7 @@ class _Tier:
         late = ttft_ms is not None and self.alone_ms > ttft_ms
         return late or (tpot_ms is not None and self.pace_ms > tpot_ms)
 
-    def signs(
-        self, plan: Plan, name: str, cause: Cause, drafts: tuple[float, float], load: float
-    ) -> TierSigns:
+    def signs(self, plan: Plan, name: str, cause: Cause, load: float) -> TierSigns:
         """Its signs, with all victims laid at one door."""
         lines, targets = self._lines, plan.tiers[name].targets
         tails_ms = [line.ttft_ms_p99 for line in lines if math.isfinite(line.ttft_ms_p99)]
@@ -153,8 +150,9 @@ class _Tier:
             prompt_p99_tokens=self.longest_tokens,
             preempted=self.preemptions / self.arrivals if self.arrivals else UNKNOWN,
             found=UNKNOWN,
-            acceptance=drafts[0],
-            draft_tokens=drafts[1],
+            acceptance=mean([line.acceptance for line in lines]),
+            # Metrics tell the longest length allowed, not the one that was chosen.
+            draft_tokens=UNKNOWN,
         )
 
 

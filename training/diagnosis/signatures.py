@@ -37,6 +37,7 @@ DRAFT_LOSS: Final = 0.03
 
 
 _ROUNDS: Final = 40
+_PROBING: Final = 0.5
 
 
 class Signature(enum.StrEnum):
@@ -209,7 +210,8 @@ def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
     facts = np.array([max(1.0, signs.batch_mean), signs.kv_tokens_mean, 0.0, 0.0, 0.0])
     found = []
     for name, tier in signs.tiers.items():
-        if not (math.isfinite(tier.acceptance) and tier.draft_tokens > 0):
+        # Less than half a token a step on average is a tier that probes.
+        if not (math.isfinite(tier.acceptance) and tier.draft_tokens >= _PROBING):
             continue
         used = max(1, round(tier.draft_tokens))
         kept = 1.0 if spec.draft is None else spec.draft.kept

@@ -124,7 +124,7 @@ def signs_of(
     judged = judge(seen, plan, spec)
     names = plan.tier_names
     telemetry = tuple(telemetry)
-    drafts = counted_drafts(counts) if counts else used_drafts(telemetry, len(names))
+    drafts = counted_drafts(counts) if counts else [(UNKNOWN, UNKNOWN)] * len(names)
     computed = float(seen.uncached_tokens[np.isfinite(seen.first_token_s)].sum())
     preempted = seen.preemptions > 0
     longest = int(np.argmax(judged.alone_ms))
@@ -209,20 +209,6 @@ def counted_drafts(counts: Sequence[DraftCounts]) -> list[tuple[float, float]]:
         (c.accepted / c.drafts, c.drafts / c.steps) if c.drafts and c.steps else (UNKNOWN, UNKNOWN)
         for c in counts
     ]
-
-
-def used_drafts(telemetry: Sequence[Telemetry], tiers: int) -> list[tuple[float, float]]:
-    """Acceptance and longest draft length by tier: means over the intervals that drafted."""
-    found = []
-    for number in range(tiers):
-        accepted = [t.tiers[number].acceptance for t in telemetry]
-        used = [
-            float(t.applied.draft_tokens[number])
-            for t, value in zip(telemetry, accepted, strict=True)
-            if math.isfinite(value)
-        ]
-        found.append((mean(accepted), mean(used)))
-    return found
 
 
 def mean(values: Sequence[float]) -> float:

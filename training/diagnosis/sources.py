@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.errors import FlagError, InputError, did_you_mean
 from trimtab.engine_bridge.live.assemble import Assembler
@@ -21,6 +22,7 @@ from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.training.diagnosis.live_signs import live_signs
 from trimtab.training.diagnosis.observed import of_log
 from trimtab.training.diagnosis.signs import Signs, signs_from_json, signs_of
+from trimtab.training.whatif.drafting import with_draft_lengths
 
 READ_EVERY_S: Final = 5.0
 """Time between two looks at a metrics page, seconds."""
@@ -36,6 +38,8 @@ class Found:
 
     signs: Signs
     spec: EngineSpec
+    plan: Plan
+    """The plan that ran: with the draft lengths that a what-if gives to a plan without any."""
     told: str
     """What it is, for people."""
 
@@ -56,6 +60,20 @@ def from_whatif(
         DiagnosisError: the file is no such JSON, of another plan, or holds no such run.
         EngineSpecError: there is no such engine.
     """
+    try:
+        return _from_whatif(path, plan, policy=policy, seed=seed, engine=engine)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DiagnosisError(
+            str(path),
+            value=f"{type(error).__name__}: {error}",
+            bound="the JSON of trimtab whatif --json of this version",
+            remedy="run the what-if again",
+        ) from error
+
+
+def _from_whatif(
+    path: Path, plan: Plan, *, policy: str | None, seed: int, engine: str | None
+) -> Found:
     content = _read(path)
     if content["plan"] != plan.name:
         raise DiagnosisError(
@@ -86,19 +104,29 @@ def from_whatif(
             bound="the run's signs",
             remedy="run the what-if again with this version",
         )
-    limits = {name: value for name, value in content["engine_limits"].items()}
-    spec = get_engine_spec(content["engine"] if engine is None else engine).with_limits(**limits)
-    told = f"{path.name}: {label}" + (f", seed {seed}" if len(seeds) > 1 else "")
-    try:
-        return Found(signs=signs_from_json(run["signs"]), spec=spec, told=told)
-    except (KeyError, TypeError, AttributeError) as error:
+    spec = _engine_of(content, engine)
+    signs = signs_from_json(run["signs"])
+    if tuple(signs.tiers) != plan.tier_names:
         raise DiagnosisError(
             str(path),
-            key=f"results: {label}: signs",
-            value=str(error),
-            bound="signs of this version",
-            remedy="run the what-if again",
-        ) from error
+            key=f"results: {label}: signs: tiers",
+            value=", ".join(signs.tiers),
+            bound=f"those of plan {plan.name}, {', '.join(plan.tier_names)}",
+            remedy="give the plan as it was, or run the what-if again",
+        )
+    told = f"{path.name}: {label}" + (f", seed {seed}" if len(seeds) > 1 else "")
+    return Found(signs=signs, spec=spec, plan=with_draft_lengths(plan, spec), told=told)
+
+
+def _engine_of(content: dict[str, Any], engine: str | None) -> EngineSpec:
+    """The engine that a what-if ran, with its limits and its draft model."""
+    spec = get_engine_spec(content["engine"] if engine is None else engine)
+    spec = spec.with_limits(**content["engine_limits"])
+    draft = content["draft"]
+    if draft is not None:
+        pairs = tuple((str(tier), float(share)) for tier, share in draft["acceptance"])
+        draft = DraftSpec(**{**draft, "acceptance": pairs})
+    return replace(spec, draft=draft)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -113,7 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise DiagnosisError(
             str(path), key="schema", value=known["schema"], bound="1, with results"
         )
-    return {"engine_limits": {}, **content}
+    return {"engine_limits": {}, "draft": None, **content}
 
 
 def from_log(
@@ -137,7 +165,8 @@ def from_log(
 
     logged = read_logged(folder, since_unix_s=since_unix_s, window_s=window_s, before_s=0.0)
     signs = signs_of(of_log(logged, plan), plan, spec, fair_rules=True)
-    return Found(signs=signs, spec=spec, told=f"{folder.name}: {signs.requests:,} requests")
+    told = f"{folder.name}: {signs.requests:,} requests"
+    return Found(signs=signs, spec=spec, plan=plan, told=told)
 
 
 def from_metrics(
@@ -179,4 +208,5 @@ def from_metrics(
             bound="an engine with traffic",
             remedy="watch it for longer with --seconds",
         ) from None
-    return Found(signs=signs, spec=spec, told=f"{source.place}: {window_s:g} s of metrics")
+    told = f"{source.place}: {window_s:g} s of metrics"
+    return Found(signs=signs, spec=spec, plan=plan, told=told)

@@ -156,7 +156,9 @@ def find_frontier(
         )
         for i in range(len(settings))
     )
-    lost = (drawn.others[0] - drawn.others[plan]) / drawn.goodput[plan]
+    good = drawn.goodput[plan]
+    # Where nothing good is served there is nothing to lose.
+    lost = np.divide(drawn.others[0] - drawn.others[plan], good, out=0 * good, where=good > 0)
     return Frontier(
         tier=tier,
         knobs=tuple(knobs),

@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab.agents.registry import make_policy
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.errors import TrimtabError
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.fleet.figures import FleetResult, measure
@@ -128,13 +130,18 @@ def _run_all(study: FleetStudy, jobs: list[Job], processes: int) -> Iterator[Fle
     # Compiled once here: forked workers inherit it, spawned ones find it in the cache.
     yield run_one(study, jobs[0])
     method = "fork" if sys.platform == "linux" else "spawn"
-    with ProcessPoolExecutor(
-        max_workers=min(processes, len(jobs) - 1),
-        mp_context=multiprocessing.get_context(method),
-        initializer=_adopt,
-        initargs=(study,),
-    ) as pool:
-        yield from pool.map(_run_adopted, jobs[1:])
+    try:
+        with ProcessPoolExecutor(
+            max_workers=min(processes, len(jobs) - 1),
+            mp_context=multiprocessing.get_context(method),
+            initializer=_adopt,
+            initargs=(study,),
+        ) as pool:
+            yield from pool.map(_run_adopted, jobs[1:])
+    except BrokenProcessPool as fault:
+        raise TrimtabError(
+            "a worker process died, perhaps for want of memory; try fewer --jobs"
+        ) from fault
 
 
 _adopted: FleetStudy | None = None

@@ -103,7 +103,12 @@ def measure(
     # For a client a lost answer is one that never ended.
     judged = np.where(outcome == LOST, score.UNFINISHED, outcome)
     met = score.judge(tier=by.tier, outcome=judged, seen=seen, to=by.targets)
-    costs = {name: specs[name].cost_per_hour * run.up_s[name] / 3600.0 for name in run.engines}
+    # A plan's own price is for its engine: where a fleet has others, too, it says nothing of them.
+    price = by.plan.engine.cost_per_hour if len({s.name for s in specs.values()}) == 1 else None
+    costs = {
+        name: (specs[name].cost_per_hour if price is None else price) * run.up_s[name] / 3600.0
+        for name in run.engines
+    }
     good = float(np.asarray(rows["output_tokens"], np.float64)[met.every].sum())
     total = sum(costs.values())
     return FleetResult(

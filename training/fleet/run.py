@@ -2,8 +2,8 @@
 
 The routing is the gateway's own (`gateway.routing`); what it does with requests when an engine ends
 is as in `gateway.proxy`: who has had no first token yet is sent to another engine, who has is lost.
-Engines run side by side in virtual time, a request's end is seen `_QUANTUM_S` later at most where
-no pause in the traffic is shorter.
+Engines run side by side in virtual time; a request's end is seen `_QUANTUM_S` later at most where
+no pause in the traffic is shorter. An engine that ends finishes the step that it is in.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import hashlib
 import heapq
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,9 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.member import Ended, Member
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.envs import score
-from trimtab.training.fleet.settings import MODEL, Fleet
+from trimtab.training.fleet.settings import MODEL, Failure, Fleet
 from trimtab.training.fleet.store import SharedStore
+from trimtab.training.whatif.drafting import with_draft_lengths
 
 Columns = dict[str, npt.NDArray[np.generic]]
 
@@ -47,6 +48,7 @@ class FleetRun:
     """Time for which each engine was paid for, seconds."""
     busy_s: dict[str, float]
     end_s: float
+    """When the last request was over, or the drain."""
     retried: int
     """Requests that were sent to another engine because theirs ended."""
     loaded_tokens: int
@@ -63,8 +65,12 @@ class _Seat:
     paid_since_s: float | None = None
     paid_s: float = 0.0
     busy_s: float = 0.0
-    starting: bool = False
-    done: list[Member] = field(default_factory=list)
+    failed: bool = False
+    """It has ended and is not to be started yet."""
+    number: int = -1
+    """Of the engine that runs there, counted over all that ever ran."""
+    starts: int = 0
+    """Times that it was started: a start that failed on the way is not the next one's."""
 
 
 class FleetReplay:
@@ -94,6 +100,7 @@ class FleetReplay:
         """
         self._trace, self._fleet, self._plan, self._seed = trace, fleet, plan, seed
         self._make_policy = make_policy
+        self._plans = {name: with_draft_lengths(plan, spec) for name, spec in specs.items()}
         self._limit_s = trace.duration_s + drain_s
         top = max(plan.tiers, key=lambda name: plan.tiers[name].weight)
         self._routes = Routes(
@@ -110,18 +117,20 @@ class FleetReplay:
         n = len(trace)
         self._arrived_s = np.full(n, np.nan)
         self._place = np.full(n, -1, np.int64)
-        self._serving: list[Member | None] = [None] * n
+        self._served_by = np.full(n, -1, np.int64)
+        self._numbers = itertools.count()
+        self._columns: Columns = {}
+        self._last_s = 0.0
         self._outcome = np.full(n, score.UNFINISHED, np.int8)
-        self._over = np.zeros(n, np.bool_)
         self._waiting: dict[int, float] = {}
         self._retried = 0
         self._left = n
-        self._events: list[tuple[float, int, int, int | str]] = []
+        self._events: list[tuple[float, int, int, Any]] = []
         self._order = itertools.count()
         for row in np.flatnonzero(~later).tolist():
             self._push(float(trace.arrival_s[row]), _ARRIVE, row)
         for failure in fleet.failures:
-            self._push(failure.at_s, _FAIL, failure.engine)
+            self._push(failure.at_s, _FAIL, failure)
         pauses = trace.think_s[later]
         self._quantum_s = max(_QUANTUM_S, float(pauses.min())) if len(pauses) else np.inf
         for name, engine in fleet.engines.items():
@@ -141,24 +150,26 @@ class FleetReplay:
             while self._events and self._events[0][0] <= now_s:
                 at_s, _, kind, what = heapq.heappop(self._events)
                 self._handle(kind, what, at_s)
-        return self._result(now_s)
+        return self._result(now_s if self._left else self._last_s)
 
-    def _handle(self, kind: int, what: int | str, at_s: float) -> None:
+    def _handle(self, kind: int, what: Any, at_s: float) -> None:
         if kind == _ARRIVE:
-            row = int(what)
-            self._arrived_s[row] = at_s
-            self._send(row, at_s)
+            self._arrived_s[what] = at_s
+            self._send(what, at_s)
         elif kind == _FAIL:
-            self._fail(str(what), at_s)
+            self._fail(what, at_s)
         elif kind == _START:
-            self._begin(str(what), at_s)
+            self._seats[what].failed = False
+            self._begin(what, at_s)
         elif kind == _UP:
-            self._up(str(what), at_s)
-        elif int(what) in self._waiting and self._waiting[int(what)] <= at_s:
-            del self._waiting[int(what)]
-            self._finish(int(what), score.REFUSED, at_s)
+            name, start = what
+            if self._seats[name].starts == start:
+                self._up(name, at_s)
+        elif self._waiting.get(what, np.inf) <= at_s:
+            del self._waiting[what]
+            self._finish(what, score.REFUSED, at_s)
 
-    def _push(self, at_s: float, kind: int, what: int | str) -> None:
+    def _push(self, at_s: float, kind: int, what: Any) -> None:
         heapq.heappush(self._events, (at_s, next(self._order), kind, what))
 
     def _send(self, row: int, at_s: float) -> None:
@@ -182,9 +193,10 @@ class FleetReplay:
         if row not in self._waiting:
             self._waiting[row] = at_s + self._fleet.wait_s
             self._push(self._waiting[row], _GIVE_UP, row)
+        if any(self._seats[name].paid_since_s is not None for name in pool.names):
+            return
         for cold in pool.names:
-            seat = self._seats[cold]
-            if not self._fleet.engines[cold].warm and seat.paid_since_s is None:
+            if not self._fleet.engines[cold].warm and not self._seats[cold].failed:
                 self._begin(cold, at_s)
                 break
 
@@ -197,7 +209,7 @@ class FleetReplay:
         assert seat.member is not None
         self._waiting.pop(row, None)
         self._place[row] = list(self._seats).index(name)
-        self._serving[row] = seat.member
+        self._served_by[row] = seat.number
         if self._store is not None:
             size = seat.spec.block_size
             wait_s = self._store.load_s(row, seat.member.cached_blocks(row) * size)
@@ -215,7 +227,7 @@ class FleetReplay:
 
     def _finish(self, row: int, outcome: int, at_s: float) -> None:
         self._outcome[row] = outcome
-        self._over[row] = True
+        self._last_s = max(self._last_s, at_s)
         self._left -= 1
         later = self._successor.get(row)
         if later is not None:
@@ -226,16 +238,18 @@ class FleetReplay:
         seat = self._seats[name]
         if seat.paid_since_s is None:
             seat.paid_since_s = at_s
-            self._push(at_s + self._fleet.engines[name].start_s, _UP, name)
+            seat.starts += 1
+            self._push(at_s + self._fleet.engines[name].start_s, _UP, (name, seat.starts))
 
     def _up(self, name: str, at_s: float) -> None:
         """An engine serves, its cache empty; who waits is looked at again."""
-        seat, policy = self._seats[name], self._make_policy()
-        policy.reset(self._plan, self._seed)
+        seat, policy, plan = self._seats[name], self._make_policy(), self._plans[name]
+        policy.reset(plan, self._seed)
         seat.paid_since_s = at_s if seat.paid_since_s is None else seat.paid_since_s
+        seat.number = next(self._numbers)
         seat.member = Member(
             self._trace,
-            self._plan,
+            plan,
             seat.spec,
             rules=policy.engine_rules,
             control=policy.act,
@@ -244,24 +258,26 @@ class FleetReplay:
         for row in sorted(self._waiting, key=lambda row: (self._arrived_s[row], row)):
             self._send(row, at_s)
 
-    def _fail(self, name: str, at_s: float) -> None:
-        """An engine ends: its requests are sent elsewhere, or lost."""
-        seat = self._seats[name]
-        if seat.member is None:
+    def _fail(self, failure: Failure, at_s: float) -> None:
+        """An engine ends, running or starting: its requests are sent elsewhere, or lost."""
+        seat = self._seats[failure.engine]
+        if seat.paid_since_s is None:
             return
         gone, seat.member = seat.member, None
+        seat.failed = True
+        seat.starts += 1
         self._stop_paying(seat, at_s)
-        seat.busy_s += gone.busy_s
-        seat.done.append(gone)
+        self._push(at_s + failure.down_s, _START, failure.engine)
+        if gone is None:
+            return
+        self._take(seat, gone)
         for row, answering in gone.unfinished().items():
             if answering:
                 self._finish(row, LOST, at_s)
             else:
                 self._retried += 1
-                self._place[row], self._serving[row] = -1, None
+                self._place[row] = self._served_by[row] = -1
                 self._send(row, at_s)
-        down_s = max(f.down_s for f in self._fleet.failures if f.engine == name and f.at_s == at_s)
-        self._push(at_s + down_s, _START, name)
 
     def _stop_paying(self, seat: _Seat, at_s: float) -> None:
         if seat.paid_since_s is not None:
@@ -301,10 +317,9 @@ class FleetReplay:
         for seat in self._seats.values():
             self._stop_paying(seat, end_s)
             if seat.member is not None:
-                seat.busy_s += seat.member.busy_s
-                seat.done.append(seat.member)
+                self._take(seat, seat.member)
         return FleetRun(
-            requests=self._columns(),
+            requests=self._requests(),
             engines=tuple(self._seats),
             up_s={name: seat.paid_s for name, seat in self._seats.items()},
             busy_s={name: seat.busy_s for name, seat in self._seats.items()},
@@ -313,31 +328,31 @@ class FleetReplay:
             loaded_tokens=0 if self._store is None else self._store.loaded_tokens,
         )
 
-    def _columns(self) -> Columns:
+    def _take(self, seat: _Seat, member: Member) -> None:
+        """Take over what an engine knows of the requests that it has served last."""
+        seat.busy_s += member.busy_s
+        served = np.flatnonzero(self._served_by == seat.number)
+        for name, values in member.result().requests.items():
+            if name not in self._columns:
+                unknown = np.nan if values.dtype.kind == "f" else 0
+                self._columns[name] = np.full(len(self._trace), unknown, values.dtype)
+            self._columns[name][served] = values[served]
+
+    def _requests(self) -> Columns:
         """Each request's figures from the engine that served it last."""
-        members = [member for seat in self._seats.values() for member in seat.done]
-        tables = {id(member): member.result().requests for member in members}
-        some = next(iter(tables.values()))
-        columns: Columns = {}
-        for name, values in some.items():
-            unknown = np.nan if values.dtype.kind == "f" else 0
-            columns[name] = np.full(len(self._trace), unknown, values.dtype)
-        by_member: dict[int, list[int]] = {}
-        for row, member in enumerate(self._serving):
-            if member is not None:
-                by_member.setdefault(id(member), []).append(row)
-        for number, rows in by_member.items():
-            for name, column in columns.items():
-                column[rows] = tables[number][name][rows]
-        columns["tier"] = some["tier"]
-        columns["tenant"] = some["tenant"]
-        columns["prompt_tokens"] = self._trace.prompt_tokens.copy()
-        columns["output_tokens"] = self._trace.output_tokens.copy()
-        # What a request lived through began when it came to the gateway.
-        columns["arrival_s"] = self._arrived_s
-        columns["outcome"] = self._outcome
-        columns["engine"] = self._place
-        return columns
+        trace = self._trace
+        place = np.array([self._plan.tier_index(name) for name in trace.tier_names], np.int32)
+        return {
+            **self._columns,
+            "tier": place[trace.tier],
+            "tenant": trace.tenant.copy(),
+            "prompt_tokens": trace.prompt_tokens.copy(),
+            "output_tokens": trace.output_tokens.copy(),
+            # What a request lived through began when it came to the gateway.
+            "arrival_s": self._arrived_s,
+            "outcome": self._outcome,
+            "engine": self._place,
+        }
 
 
 def _turns(trace: Trace) -> tuple[dict[int, int], npt.NDArray[np.bool_]]:

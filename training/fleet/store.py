@@ -15,6 +15,7 @@ from trimtab.training.fleet.settings import Store
 
 LongArray = npt.NDArray[np.int64]
 _NEVER = -1
+_KEPT_FRACTION = 0.95
 
 
 class SharedStore:
@@ -92,7 +93,8 @@ class SharedStore:
     def _drop(self) -> None:
         held = np.flatnonzero(self._used != _NEVER)
         oldest = held[np.argsort(self._used[held], kind="stable")]
-        over = self._held_tokens - self._room_tokens
+        # A little more than must go, so that not every request sorts what is held.
+        over = self._held_tokens - _KEPT_FRACTION * self._room_tokens
         gone = oldest[: int(np.searchsorted(np.cumsum(self._sizes[oldest]), over)) + 1]
         self._used[gone] = _NEVER
         self._held_tokens -= int(self._sizes[gone].sum())

@@ -48,6 +48,9 @@ class Curve:
 def span_axis(values: FloatArray, *, percent: bool = False) -> Axis:
     """An axis that just holds the values, with round ticks; it need not begin at 0."""
     low, high = float(values.min()), float(values.max())
+    if percent and low >= 1.0:
+        # Nothing lies beyond the whole: the axis goes down from it.
+        low = 1.0 - 1e-4
     step = round_step(max(high - low, 1e-4 if percent else 1e-9 + abs(high) * 1e-3) / 5)
     first = math.floor(low / step + 1e-9)
     last = max(math.ceil(high / step - 1e-9), first + 1)

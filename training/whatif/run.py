@@ -206,7 +206,14 @@ def _signs(result: ReplayResult, trace: Trace, study: Study, *, fair_rules: bool
     seen = of_run(result, trace)
     if not len(seen):
         return None
-    return signs_of(seen, study.plan, study.spec, fair_rules=fair_rules, telemetry=result.telemetry)
+    return signs_of(
+        seen,
+        study.plan,
+        study.spec,
+        fair_rules=fair_rules,
+        telemetry=result.telemetry,
+        counts=result.drafts,
+    )
 
 
 def _guard_facts(policy: Policy) -> GuardFacts | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from trimtab.agents.registry import make_policy
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import Plan, load_plan
 from trimtab.engine_bridge.replay.report import ReplayResult
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.diagnosis.remedies import changed_plan
+from trimtab.training.whatif.drafting import with_draft_lengths
 from trimtab.training.whatif.run import drive
 
 TIERS = ("T0", "T1", "T2", "T3")
@@ -149,6 +151,19 @@ def infeasible(rng: np.random.Generator, policy: str, target: str, ms: float, pr
     return Known(trace=joined(*parts), plan=plan, spec=get_engine_spec(ENGINE_8B), policy=policy)
 
 
+def drafting(rng: np.random.Generator, policy: str, tokens: int) -> Known:
+    """A draft model that is right of chat and wrong of a big batch."""
+    acceptance = (("T0", 0.8), ("T1", 0.8), ("T2", 0.15), ("T3", 0.15))
+    spec = replace(
+        get_engine_spec(ENGINE_8B),
+        draft=DraftSpec(tokens=tokens, us_per_token=20.0, acceptance=acceptance),
+    )
+    batch = poisson(rng, "T2", per_s=11.0, prompt=300, output=500, until_s=120.0, spread=0.3)
+    chats = poisson(rng, "T0", per_s=0.5, prompt=400, output=100, until_s=120.0)
+    plan = with_draft_lengths(load_plan(), spec)
+    return Known(trace=joined(chats, batch), plan=plan, spec=spec, policy=policy)
+
+
 Maker = Callable[[np.random.Generator], Known]
 RUNS: tuple[tuple[str, Maker], ...] = (
     ("healthy", lambda rng: healthy(rng, "static", 1.0)),
@@ -167,6 +182,9 @@ RUNS: tuple[tuple[str, Maker], ...] = (
     ("kv_avalanche", lambda rng: avalanche(rng, "stock-fcfs", 3000, 3.0)),
     ("kv_avalanche", lambda rng: avalanche(rng, "stock-fcfs", 4000, 4.0)),
     ("kv_avalanche", lambda rng: avalanche(rng, "stock-priority", 2500, 2.5)),
+    ("draft_mismatch", lambda rng: drafting(rng, "stock-fcfs", 6)),
+    ("draft_mismatch", lambda rng: drafting(rng, "stock-priority", 4)),
+    ("healthy", lambda rng: drafting(rng, "static", 6)),
     ("infeasible_plan", lambda rng: infeasible(rng, "static", "ttft_ms", 60.0, 6000)),
     ("infeasible_plan", lambda rng: infeasible(rng, "stock-fcfs", "tpot_ms", 4.0, 600)),
     ("infeasible_plan", lambda rng: infeasible(rng, "static", "ttft_ms", 300.0, 16_000)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from trimtab.agents.registry import make_policy
+from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.trace import Trace
@@ -18,6 +20,7 @@ from trimtab.training.fleet.figures import FleetResult
 from trimtab.training.fleet.run import LOST, FleetReplay, FleetRun
 from trimtab.training.fleet.settings import Fleet, fleet_from
 from trimtab.training.traces.generate import generate
+from trimtab.training.whatif.drafting import with_draft_lengths
 from trimtab.training.whatif.run import drive
 
 ENGINE = "h100:llama-3.1-8b-tp1"
@@ -53,7 +56,21 @@ def test_a_fleet_of_one_is_the_engine_itself(trace: Trace, policy: str) -> None:
     one = replay(trace, fleet(1), policy)
     for name, column in alone.requests.items():
         np.testing.assert_array_equal(one.requests[name], column, err_msg=name)
+    assert one.end_s == pytest.approx(np.nanmax(alone.requests["last_token_s"]), abs=1.0)
     assert one.busy_s["a"] == pytest.approx(alone.engine_busy_s, abs=1e-9)
+
+
+def test_it_is_paid_for_until_the_last_request_is_over() -> None:
+    lone = Trace.build(
+        arrival_s=np.arange(0.0, 60.0, 0.5),
+        prompt_tokens=500,
+        output_tokens=50,
+        tier_names=PLAN.tier_names,
+    )
+    run = replay(lone, fleet(1))
+    last_s = np.nanmax(run.requests["last_token_s"].astype(float))
+    assert run.end_s == last_s
+    assert run.up_s == {"a": last_s}
 
 
 def test_every_request_ends_once_and_at_one_engine(trace: Trace) -> None:
@@ -125,6 +142,30 @@ def test_a_cold_reserve_costs_nothing_until_the_top_tier_needs_it(trace: Trace) 
     top = PLAN.tier_names.index("T0")
     assert reserve.any()
     assert set(run.requests["tier"][reserve].tolist()) == {top}
+
+
+def test_a_cold_engine_that_fails_is_down_for_its_time_and_starts_one_at_a_time(
+    trace: Trace,
+) -> None:
+    cold = {"engine": ENGINE, "warm": False, "start_s": 5.0}
+    engines = {"a": {"engine": ENGINE, "start_s": 0.0}, "c": cold, "d": cold}
+    failures = [
+        {"engine": "a", "at_s": 100.0, "down_s": 1e6},
+        {"engine": "c", "at_s": 150.0, "down_s": 1e6},
+    ]
+    run = replay(trace, fleet(engines, failures=failures))
+    # One reserve at a time: the second is started when the first has ended.
+    assert run.up_s["c"] == pytest.approx(50.0, abs=1.0)
+    assert run.up_s["d"] == pytest.approx(run.end_s - 150.0, abs=1.0)
+
+
+def test_drafts_are_as_in_the_whatif(trace: Trace) -> None:
+    spec = replace(SPEC, draft=DraftSpec(tokens=4, acceptance=(("T0", 0.8), ("T1", 0.8))))
+    plan = with_draft_lengths(PLAN, spec)
+    alone = drive(trace, make_policy("static"), plan, spec, seed=0, drain_s=600.0)
+    one = replay(trace, fleet(1), specs={"a": spec})
+    for name, column in alone.requests.items():
+        np.testing.assert_array_equal(one.requests[name], column, err_msg=name)
 
 
 def test_strict_tenants_and_tiers_keep_to_their_engines(trace: Trace) -> None:
