@@ -80,6 +80,10 @@ def variants(shipped: Plan) -> list[Variant]:
             "rule 15: demote instead of refuse",
             {"tiers.T1.shed.mode": "demote", "tiers.T2.shed.mode": "demote"},
         ),
+        *(
+            changed(f"rule 16: steps of {ms:g} ms at most", {"isolation.longest_step_ms": ms})
+            for ms in (20.0, 30.0)
+        ),
         changed("no preemption at the batch cap", {"rules.cap_preemption": False}),
         changed("equal weights", {f"tiers.{name}.weight": 1.0 for name in shipped.tiers}),
     ]

@@ -223,6 +223,8 @@ def random_plan(rng: np.random.Generator) -> Plan:
     for name, pool in zip(TIERS, plan.pools, strict=False):
         # Each pool belongs to a tier.
         changes[f"tiers.{name}.pool"] = pool
+    if rng.random() < 0.3:
+        changes["isolation.longest_step_ms"] = float(rng.uniform(6.0, 40.0))
     return with_values(plan, changes)
 
 

@@ -13,6 +13,7 @@ from trimtab.engine_bridge.admission import refusal
 from trimtab.engine_bridge.admission.asked import Answers, Asked
 from trimtab.engine_bridge.admission.bounds import (
     BUDGET,
+    BURST,
     CACHED_PRICE,
     FRESH_PRICE,
     OUTPUT,
@@ -70,6 +71,7 @@ def make_bill(
     charges = []
     for quota, amount in (
         (bounds.requests, answers.count),
+        (bounds.burst, answers.count),
         (bounds.prompt, prompt_tokens),
         (bounds.output, output),
         (bounds.budget, priced(prompt_tokens, 0, output)),
@@ -85,6 +87,7 @@ def make_bill(
 
 WORDS: Final = {
     REQUESTS: "requests a minute",
+    BURST: "requests a second",
     PROMPT: "prompt tokens a minute",
     OUTPUT: "output tokens a minute",
     BUDGET: "priced tokens a day",
@@ -98,8 +101,10 @@ def spent(bill: Bill, used: Used) -> dict[str, int]:
     prompt = _known(used.prompt_tokens, 0 if idle else bill.prompt_tokens)
     output = _known(used.output_tokens, 0 if idle else bill.output_tokens)
     cached = min(prompt, max(0, used.cached_tokens))
+    requests = 0 if used.outcome is Outcome.UNREACHABLE else bill.answers
     return {
-        REQUESTS: 0 if used.outcome is Outcome.UNREACHABLE else bill.answers,
+        REQUESTS: requests,
+        BURST: requests,
         PROMPT: prompt,
         OUTPUT: output,
         BUDGET: priced(prompt, cached, output),

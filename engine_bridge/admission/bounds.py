@@ -16,6 +16,7 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
 
 REQUESTS: Final = "requests"
+BURST: Final = "requests_burst"
 PROMPT: Final = "prompt_tokens"
 OUTPUT: Final = "output_tokens"
 BUDGET: Final = "budget"
@@ -26,6 +27,7 @@ CACHED_PRICE: Final = 1
 """Price of a cached prompt token, likewise."""
 TOKEN_PRICE: Final = round(OUTPUT_PRICE / REPEATED_PROMPT_PRICE)
 """Price of an output token, likewise."""
+_SECOND_S: Final = 1
 _MINUTE_S: Final = 60
 _DAY_S: Final = 86_400
 _LARGEST: Final = 2.0**52
@@ -38,6 +40,8 @@ class Bounds:
 
     limits: Limits
     requests: Quota | None
+    burst: Quota | None
+    """Requests in a second."""
     prompt: Quota | None
     output: Quota | None
     budget: Quota | None
@@ -86,6 +90,7 @@ class BoundsBook:
         return Bounds(
             limits=limits,
             requests=_quota(REQUESTS, limits.requests_per_minute),
+            burst=_quota(BURST, limits.requests_per_second, _SECOND_S),
             prompt=_quota(PROMPT, limits.prompt_tokens_per_minute),
             output=_quota(OUTPUT, limits.output_tokens_per_minute),
             budget=budget,
@@ -118,5 +123,5 @@ class BoundsBook:
         return Quota(BUDGET, max(1, int(min(tenths, _LARGEST))), _DAY_S), text
 
 
-def _quota(name: str, limit: int | None) -> Quota | None:
-    return None if limit is None else Quota(name, limit, _MINUTE_S)
+def _quota(name: str, limit: int | None, window_s: int = _MINUTE_S) -> Quota | None:
+    return None if limit is None else Quota(name, limit, window_s)

@@ -17,7 +17,14 @@ from typing import Final, Protocol
 from trimtab.engine_bridge.admission import refusal
 from trimtab.engine_bridge.admission.asked import Asked, BadBodyError, answers_of
 from trimtab.engine_bridge.admission.bill import LEASE_S, WORDS, Bill, make_bill, spent
-from trimtab.engine_bridge.admission.bounds import BUDGET, OUTPUT, PROMPT, REQUESTS, BoundsBook
+from trimtab.engine_bridge.admission.bounds import (
+    BUDGET,
+    BURST,
+    OUTPUT,
+    PROMPT,
+    REQUESTS,
+    BoundsBook,
+)
 from trimtab.engine_bridge.admission.breaker import Breakers
 from trimtab.engine_bridge.admission.counting import NoTokenCounter, TokenCounter
 from trimtab.engine_bridge.admission.history import History
@@ -40,6 +47,7 @@ _FAILED: Final = {Outcome.FINISHED: False, Outcome.FAILED: True, Outcome.TIMED_O
 """Outcomes that say something about the tenant's requests, and whether it is that they fail."""
 _CODES: Final = {
     REQUESTS: "requests_quota",
+    BURST: "requests_quota",
     PROMPT: "prompt_tokens_quota",
     OUTPUT: "output_tokens_quota",
     BUDGET: "budget_spent",

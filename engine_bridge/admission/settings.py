@@ -50,6 +50,9 @@ class Limits(Section):
     """Every request is answered 403."""
     requests_per_minute: PositiveCount | None = None
     """Requests in any 60 s. One that asks for several prompts or answers counts as so many."""
+    requests_per_second: PositiveCount | None = None
+    """Requests in any second, counted likewise. The quota of a minute alone lets a tenant send all
+    of them in its first seconds, as fast as it can."""
     prompt_tokens_per_minute: PositiveCount | None = None
     """Tokens of prompts in any 60 s, cached ones too."""
     output_tokens_per_minute: PositiveCount | None = None

@@ -22,13 +22,14 @@ from trimtab.engine_bridge.plan.section import (
     Name,
     PositiveCount,
     PositiveFraction,
+    PositiveMs,
     Section,
     Text,
 )
 from trimtab.engine_bridge.plan.tiers import Tenant, Tier
 
 MAX_TIERS = 8
-SECTIONS_SINCE: tuple[str, ...] = ("aging",)
+SECTIONS_SINCE: tuple[str, ...] = ("aging", "isolation")
 """Sections that plans have not always had. At their defaults they change nothing, and the digest
 leaves them out, so that policies trained under an older plan still fit it."""
 TIER_FIELDS_SINCE: tuple[str, ...] = ("slice_tokens", "interactive")
@@ -119,6 +120,18 @@ class Aging(Section):
     in one of so many starts of its tier at most."""
 
 
+class Isolation(Section):
+    """Rule 16: what a tenant with little of the work is spared of its neighbours' prefill."""
+
+    longest_step_ms: PositiveMs | None = None
+    """Prefill makes no step longer than this by the step-time model, so that nobody who comes
+    waits longer for the step that runs. Spared prompts may; they go before their tier's other ones,
+    and nearly alone. null: rule 16 is off."""
+    spared_fraction: Fraction = 0.25
+    """A prompt is spared if its tenant has at most this part of the tokens in the engine and its
+    queue when it comes, this prompt's included."""
+
+
 class Prediction(Section):
     """Rule 2: how the output length of a request is predicted before it is known."""
 
@@ -178,6 +191,8 @@ class Plan(Section):
     """Rule 14."""
     aging: Aging = Aging()
     """Ageing of those that wait."""
+    isolation: Isolation = Isolation()
+    """Rule 16."""
     prediction: Prediction
     """Rule 2."""
     vft_skew_fraction: Annotated[float, Field(gt=0, le=1000)]

@@ -323,4 +323,6 @@ def _engine(
     e.rule_slack, e.rule_feasible = switches.slack_chunk, switches.feasible_first
     e.rule_shedding, e.rule_cap = switches.late_shedding, switches.cap_preemption
     e.rule_true_up = switches.true_up
+    e.longest_step_ms = plan.isolation.longest_step_ms or np.inf
+    e.spared_fraction = plan.isolation.spared_fraction
     return engine

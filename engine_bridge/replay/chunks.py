@@ -1,4 +1,4 @@
-"""How many prefill tokens one request may add to the step: rules 4 and 13 over the running totals.
+"""How many prefill tokens one request may add to the step: rules 4, 13, 16 over the running totals.
 
 It knows one step's totals and one request at a time; whose turn it is, `plan_fair` decides.
 """
@@ -13,8 +13,8 @@ from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, 
 from trimtab.engine_bridge.rules.speculation import drafting_ms
 
 # Slots of `State.totals`, the step's running totals.
-TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN = 0, 1, 2, 3, 4, 5, 6
-TOTALS = 7
+TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN, SPARED = 0, 1, 2, 3, 4, 5, 6, 7
+TOTALS = 8
 
 
 @inlined
@@ -57,6 +57,7 @@ def open_step(s: State) -> None:
         totals[BUDGET] = min(float(e.budget), totals[BUDGET])
     totals[LIMIT] = _limit_ms(s)
     totals[OPEN] = 1.0
+    totals[SPARED] = 0.0
     totals[LOW] = 0.0 if e.rule_slack == 1 and _contended(s) else -1.0
 
 
@@ -72,7 +73,14 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
         most = min(most, max(1, int(e.low_share * totals[BUDGET])) - int(totals[LOW]))
     if most <= 0:
         return 0
-    if totals[LIMIT] == np.inf:
+    limit = totals[LIMIT]
+    if r.spared == 0:
+        if totals[SPARED] > 0.0:
+            # Beside spared prompts a little prefill goes on: they must not stop the line for good.
+            totals[OPEN] = 0.0
+            return min(most, max(0, e.min_chunk - int(totals[TOKENS] - totals[SPARED])))
+        limit = min(limit, e.longest_step_ms / e.scale)
+    if limit == np.inf:
         return most
     cached = float(computed + r.grant)
     chunks, tokens, pairs = totals[CHUNKS], totals[TOKENS], totals[PAIRS]
@@ -87,11 +95,11 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
         pairs + most * (cached + 0.5 * most),
         float(e.ahead),
     )
-    if whole_ms <= totals[LIMIT]:
+    if whole_ms <= limit:
         return most
     within = chunk_within(
         s.coef,
-        totals[LIMIT],
+        limit,
         float(e.decoding),
         float(e.read_tokens),
         chunks,
@@ -116,6 +124,8 @@ def grant(s: State, row: int, tokens: int) -> None:
     if r.grant == 0:
         totals[CHUNKS] += 1.0
     totals[TOKENS] += tokens
+    if r.spared == 1:
+        totals[SPARED] += tokens
     totals[PAIRS] += tokens * (before + 0.5 * tokens)
     if tier.low == 1 and totals[LOW] >= 0.0:
         totals[LOW] += tokens

@@ -47,6 +47,8 @@ ENGINE = np.dtype(
         ("slack_fraction", "f8"),
         ("tpot_fraction", "f8"),
         ("low_share", "f8"),
+        ("longest_step_ms", "f8"),  # rule 16; infinite: off
+        ("spared_fraction", "f8"),
         ("window_ms", "f8"),
         ("age_tiers_ms", "f8"),  # ageing: the greatest lead between tiers, normalised
         ("age_tenants_ms", "f8"),  # and between the tenants of one
@@ -178,6 +180,7 @@ REQUEST = np.dtype(
         ("predicted", "i4"),  # output tokens expected
         ("judged", "i4"),
         ("demoted", "i4"),
+        ("spared", "i4"),  # rule 16: its tenant had little of the work when it queued
         ("mark", "i4"),  # pass of the plan that has looked at it
         ("admission", "i8"),
         ("sync_step", "i8"),

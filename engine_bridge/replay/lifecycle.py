@@ -10,6 +10,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
+from trimtab.engine_bridge.replay.isolation import is_spared
 from trimtab.engine_bridge.replay.kv_cache import (
     hold_cached,
     look_up,
@@ -130,6 +131,8 @@ def arrive(s: State, row: int, at_s: float) -> None:
     if e.mode == FAIR:
         look_up(s, row)
         estimate(s, row, (r.found_blocks - r.found_own) * e.block_size)
+        if e.longest_step_ms < np.inf:
+            r.spared = is_spared(s, row)
         fair_queue.enqueue(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, row, r.tenant)
     elif e.mode == FCFS:
         fair_queue.push_back(s.req, s.lists, row, 0)

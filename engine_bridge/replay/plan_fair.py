@@ -13,8 +13,11 @@ budget, then from what the others leave (rule 4), as far as the running token de
 
 from __future__ import annotations
 
+import numpy as np
+
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
+from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
@@ -210,13 +213,13 @@ def _pick(s: State) -> int:
     row, number = NONE, NONE
     if totals[OPEN] == 1.0 and totals[TOKENS] < totals[BUDGET]:
         row = _next_prefill(s, e.mark)
+        if row != NONE and e.longest_step_ms < np.inf:
+            row = first_of_tier(s, e.mark, row)
         number = _next_tier(s) if e.fresh == 1 else NONE
     if row == NONE and number == NONE:
         _next_pass(s)
         return NONE
-    if number != NONE and (
-        row == NONE or s.tiers[number].candidate_finish_ms < s.req[row].finish_tag_ms
-    ):
+    if number != NONE and candidate_first(s, number, row):
         return _consider(s, number)
     s.req[row].mark = e.mark
     tokens = chunk(s, row, s.req[row].computed, e.first_pass == 1)

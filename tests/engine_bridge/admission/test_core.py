@@ -54,6 +54,18 @@ def test_requests_a_minute() -> None:
     rig.ticket()
 
 
+def test_requests_a_second_stop_a_burst_that_the_minute_would_let_through() -> None:
+    rig = Rig(settings(T0={"requests_per_second": 3, "requests_per_minute": 100}))
+    for _ in range(4):
+        for _ in range(3):
+            rig.ticket()
+        refused = rig.refusal()
+        assert (refused.status, refused.code) == (429, "requests_quota")
+        assert refused.retry_after_s is not None
+        assert 0.9 < refused.retry_after_s <= 1.02
+        rig.clock.s += refused.retry_after_s
+
+
 def test_a_tier_without_limits_of_its_own_has_none_and_a_tenants_own_go_first() -> None:
     rules = settings(
         T0={"requests_per_minute": 1, "max_prompt_tokens": 1000},
