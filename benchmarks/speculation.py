@@ -4,7 +4,7 @@
 
 Decode-only batches of one tier and of three mixed ones, on the replay of the shipped 8B engine. A
 fixed length is stock rules' (every request verifies that many drafts); the chosen ones are rule
-9's. Tokens a second are counted over steps 80 to 280, after the chunks and first choices.
+9's. Tokens a second are counted over 200 steps, from 100 after the last chunk of a prompt on.
 
 Then mixed traffic with prompts, from light load to beyond the engine's capacity: weighted
 attainment with prefill tokens weighed in the choice (as it is) and without.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -25,6 +26,7 @@ from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
 from trimtab.engine_bridge.rules.speculation import PREFILL_WORTH
+from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs import score
 from trimtab.training.whatif import metrics
@@ -42,8 +44,8 @@ DRAFTERS = {
 }
 """Drafts for nothing; a draft model of one eighth of the target's step; a head like EAGLE's, whose
 later drafts are accepted less often."""
-PROMPT, OUTPUT = 512, 2000
-FIRST_STEP, LAST_STEP = 80, 280
+PROMPT, OUTPUT = 64, 4000
+SETTLING, STEPS = 100, 200
 STREAMS = ((4.0, 800, 250), (2.0, 2500, 250), (1.2, 8000, 200), (1.2, 600, 400))
 """By tier: requests a second at a load of 1, and medians of prompt and answer."""
 TRAFFIC_ACCEPTANCE = ((0.75, 0.7, 0.4, 0.3), (0.4, 0.4, 0.4, 0.3))
@@ -69,15 +71,33 @@ def tokens_per_s(
     never = {f"tiers.{tier}.shed.mode": "never" for tier in TIERS}
     lengths = {f"tiers.{tier}.draft_tokens": MOST for tier in TIERS}
     engine = ReplayEngine(trace, with_values(load_plan(), never | lengths), spec, rules=rules)
-    tokens, seconds = np.zeros(len(TIERS)), 0.0
+    tokens, seconds, before = np.zeros(len(TIERS)), 0.0, ()
     steps = (engine.advance(engine.now_s - engine.due_s + 1e-9) for _ in iter(int, 1))
-    for step in islice(steps, FIRST_STEP, LAST_STEP):
+    for step in islice(_settled(steps), STEPS):
+        before = before or engine.result().drafts
         tokens += [tier.decode_tokens for tier in step.tiers]
         seconds += step.interval_s
     by_tier = {name: float(n) / seconds for name, n in zip(TIERS, tokens, strict=True) if n}
-    counts = dict(zip(TIERS, engine.result().drafts, strict=False))
-    mean = {name: counts[name].drafts / counts[name].steps for name in by_tier if name in counts}
-    return float(tokens.sum()) / seconds, by_tier, mean
+    length = (
+        {
+            name: (new.drafts - old.drafts) / (new.steps - old.steps)
+            for name, old, new in zip(TIERS, before, engine.result().drafts, strict=True)
+            if name in by_tier
+        }
+        if before
+        else {}
+    )
+    return float(tokens.sum()) / seconds, by_tier, length
+
+
+def _settled(steps: Iterator[Telemetry]) -> Iterator[Telemetry]:
+    """The steps after the last chunk of a prompt and the choices that follow it."""
+    quiet = 0
+    for step in steps:
+        if quiet >= SETTLING:
+            yield step
+        decodes = sum(tier.prefill_tokens + tier.queue_length for tier in step.tiers) == 0
+        quiet = quiet + 1 if decodes else 0
 
 
 def compare(tiers: list[str], acceptance: list[float], drafter: str) -> dict:
@@ -158,7 +178,7 @@ def weigh_prefill(*, quick: bool) -> list[dict]:
             }
         )
         print(
-            f"{drafter:12} {shares} load {load}: {without:.4f} without, {weighed:.4f}", flush=True
+            f"{drafter:12} {shares} load {load}: {without:.4f}, weighed {weighed:.4f}", flush=True
         )
     return rows
 

@@ -74,7 +74,10 @@ def build_state(
     tenants, account = _accounts(trace, tier_of, plan)
     prefixes = find_runs(trace, spec.block_size)
     req, open_rows = _requests(trace, tier_of, account, prefixes.offsets)
-    spec.check_draft()
+    spec.with_limits(
+        max_num_seqs=plan.engine.max_num_seqs,
+        max_num_batched_tokens=plan.engine.max_num_batched_tokens,
+    ).check_draft()
     req.acceptance[:] = draft_acceptance(trace, spec)
     if spec.enable_prefix_caching:
         req.named_total[:] = prefixes.covered_blocks()

@@ -13,8 +13,8 @@ from trimtab.engine_bridge.rules.budget import chunk_within, predicted_step_ms, 
 from trimtab.engine_bridge.rules.speculation import drafting_ms
 
 # Slots of `State.totals`, the step's running totals.
-TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN, SPARED = 0, 1, 2, 3, 4, 5, 6, 7
-TOTALS = 8
+TOKENS, CHUNKS, PAIRS, LOW, BUDGET, LIMIT, OPEN, SPARED, PADDED = 0, 1, 2, 3, 4, 5, 6, 7, 8
+TOTALS = 9
 
 
 @inlined
@@ -51,7 +51,7 @@ def _contended(s: State) -> bool:
 def open_step(s: State) -> None:
     """Begin the totals of a step without prefill yet."""
     e, totals = s.engine[0], s.totals
-    totals[TOKENS] = totals[CHUNKS] = totals[PAIRS] = 0.0
+    totals[TOKENS] = totals[CHUNKS] = totals[PAIRS] = totals[PADDED] = 0.0
     totals[BUDGET] = e.max_tokens - e.decoding - e.ahead
     if e.rule_budget == 1:
         totals[BUDGET] = min(float(e.budget), totals[BUDGET])

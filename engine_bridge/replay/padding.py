@@ -7,6 +7,7 @@ as a decode has drafts. They take time and blocks and give nothing.
 from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import inlined
+from trimtab.engine_bridge.replay.chunks import BUDGET, PADDED, TOKENS
 from trimtab.engine_bridge.replay.layout import State
 
 
@@ -21,6 +22,24 @@ def slots(s: State, row: int) -> int:
     """Tokens that a request which joins under the fair rules takes blocks for, as looked up."""
     e, r = s.engine[0], s.req[row]
     return r.target + padding(s, row, min(r.found_blocks * e.block_size, r.target - 1))
+
+
+@inlined
+def has_room_padded(s: State, row: int, computed: int) -> bool:
+    """Whether the step may carry the last token of a prompt with its padding."""
+    e, totals = s.engine[0], s.totals
+    more = padding(s, row, computed)
+    left = e.max_tokens - e.decoding - e.ahead - totals[TOKENS] - totals[PADDED]
+    return more == 0 or 1 + more <= left
+
+
+@inlined
+def reserve(s: State, row: int) -> None:
+    """Keep tokens of the step for the padding of who has just joined; it may come to nothing."""
+    e, r, totals = s.engine[0], s.req[row], s.totals
+    totals[PADDED] += padding(s, row, r.computed)
+    room = float(e.max_tokens - e.decoding - e.ahead) - totals[PADDED]
+    totals[BUDGET] = min(totals[BUDGET], room)
 
 
 @inlined

@@ -22,7 +22,7 @@ from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_gro
 from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
-from trimtab.engine_bridge.replay.padding import pad, slots
+from trimtab.engine_bridge.replay.padding import has_room_padded, pad, reserve, slots
 from trimtab.engine_bridge.replay.room import (
     HAS_ROOM,
     MAKES_ROOM,
@@ -287,7 +287,7 @@ def _judge(s: State) -> None:
     r = s.req[row]
     computed = min(r.found_blocks * e.block_size, r.target - 1)
     e.op_tokens = chunk(s, row, computed, e.first_pass == 1)
-    if e.op_tokens <= 0:
+    if e.op_tokens <= 0 or not has_room_padded(s, row, computed):
         s.tiers[e.plan_tier].blocked = _NO_TOKENS
         e.stage = _PICK
         return
@@ -365,6 +365,8 @@ def _grant_first(s: State) -> None:
     tier, row = s.tiers[e.plan_tier], int(e.op_row)
     r = s.req[row]
     tier.blocked = 0
+    if e.drafting > 0:
+        reserve(s, row)
     grant(s, row, min(e.op_tokens, r.target - r.computed))
     name_blocks(s, row, r.computed + r.grant, False)
     r.mark = e.mark

@@ -8,6 +8,7 @@ nothing of vLLM.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -75,10 +76,11 @@ class Ledger:
         self._ended: list[int] = []
         self._account_of: list[OrderedDict[str, int]] = [OrderedDict() for _ in plan.tiers]
         self._users = np.zeros(len(plan.tiers) * accounts, np.int64)
+        # What it drafts is the engine's to say (`draft_books`): for every request.
+        spec = replace(spec, draft=None)
         state = build_state(
             _blank_trace(plan, accounts), plan, spec, rules="fair", collapse=False, speed=1.0
         )
-        # An engine that drafts does so for every request.
         state.req.acceptance[:] = 0.0
         e = state.engine[0]
         e.external = 1

@@ -6,7 +6,6 @@ place, so that it is the same whatever the length.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -19,6 +18,7 @@ pytest.importorskip("vllm", reason="runs vLLM's own scheduler")
 from tests.cases.real_vllm.serving import Engine
 from tests.cases.replaying import FINISHED, T0, T2, T3, Row, engine_spec, trace_of
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
+from trimtab.engine_bridge.replay.drafted_step import draft_is_right
 from trimtab.engine_bridge.replay.engine import RuleSet
 from trimtab.engine_bridge.rules.draft_lengths import acceptance
 
@@ -44,8 +44,7 @@ def speculating(
     plan: Plan | None = None,
 ) -> Engine:
     def accepts(row: int, place: int) -> bool:
-        draw = zlib.crc32(f"{row}:{place}".encode()) / 2**32
-        return draw < rate(row, place - PROMPT)
+        return bool(draft_is_right(row, place, rate(row, place - PROMPT)))
 
     plan = plan or plan_of(T0=MOST, T1=MOST, T2=MOST, T3=MOST)
     return Engine(trace_of(rows), SPEC, rules, plan, draft_tokens=draft_tokens, accepts=accepts)
@@ -62,16 +61,16 @@ def acceptance_of(engine: Engine, tier: int) -> float:
 @cache
 def tokens_per_s(batch: int, share: float, fixed: int | None, tier: int = T0) -> float:
     """Over the middle of a run of one tier; `fixed`: vLLM's own scheduler with that length."""
-    rows = [Row(0.0, tier, PROMPT, 500)] * batch
+    rows = [Row(0.0, tier, PROMPT, 1500)] * batch
     rules: RuleSet = "fair" if fixed is None else "fcfs"
     engine = speculating(rows, lambda row, n: share, rules, MOST if fixed is None else fixed)
     at, given = [], []
-    for _ in range(200):
+    for _ in range(220):
         engine.step()
         at.append(engine.now_s)
         given.append(engine.generated.sum())
     # The chunks of the start are over, and so are the first choices.
-    return float((given[-1] - given[80]) / (at[-1] - at[80]))
+    return float((given[-1] - given[120]) / (at[-1] - at[120]))
 
 
 @pytest.mark.parametrize("share", [0.75, 0.4, 0.3])
@@ -114,7 +113,8 @@ def test_a_drop_of_acceptance_is_followed_within_100_steps_without_flapping(batc
         steady.step()
     assert acceptance_of(engine, T0) == pytest.approx(0.4, abs=0.08)
     assert chosen[299] > chosen[400]
-    assert chosen[400] == lengths_of(steady)[T0]
+    # Contexts differ, and what one draft more is worth depends on them.
+    assert abs(chosen[400] - lengths_of(steady)[T0]) <= 1
     assert sum(a != b for a, b in pairwise(chosen[100:300])) <= 1
     assert sum(a != b for a, b in pairwise(chosen[400:])) <= 1
 
