@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from trimtab.engine_bridge.admission.asked import Asked
 from trimtab.engine_bridge.admission.core import Admission, Observer
-from trimtab.engine_bridge.admission.counting import AT_ONCE, EngineTokenCounter, Post
+from trimtab.engine_bridge.admission.counting import EngineTokenCounter, Post
 from trimtab.engine_bridge.admission.redis_ledger import open_limiter
 from trimtab.engine_bridge.admission.settings import AdmissionSettings
 from trimtab.engine_bridge.engine_spec import EngineSpec
-from trimtab.engine_bridge.gateway.fleet import Engine, Fleet
+from trimtab.engine_bridge.gateway.fleet import Fleet
 from trimtab.engine_bridge.gateway.settings import GatewaySettings
 from trimtab.engine_bridge.gateway.upstream import Client
 from trimtab.engine_bridge.gateway.wire import request_head
@@ -33,8 +32,6 @@ class FleetTokenCounter:
     def __init__(self, fleet: Callable[[], Fleet], *, engine_key: str | None) -> None:
         """Say where the engines are, and with which key they are asked."""
         self._fleet, self._key = fleet, engine_key
-        # An engine that leaves takes its turns with it.
-        self._turns: WeakKeyDictionary[Engine, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def count(self, asked: Asked) -> int | None:
         """Tokens of the prompt; None if no engine says in time."""
@@ -43,10 +40,7 @@ class FleetTokenCounter:
         engine = fleet.pick(pool, b"")
         if engine is None:
             return None
-        turn = self._turns.get(engine)
-        if turn is None:
-            turn = self._turns[engine] = asyncio.Semaphore(AT_ONCE)
-        counter = EngineTokenCounter(self._post(engine.client, who), turn)
+        counter = EngineTokenCounter(self._post(engine.client, who), engine.tokenizing)
         async with asyncio.timeout(_COUNT_S):
             return await counter.count(asked)
 

@@ -13,7 +13,7 @@ from typing import Any
 from trimtab.engine_bridge.admission.core import Outcome
 from trimtab.engine_bridge.admission.refusal import Refusal
 from trimtab.engine_bridge.gateway.protocol import ABORT
-from trimtab.engine_bridge.gateway.slices import Sliced
+from trimtab.engine_bridge.gateway.sliced import Sliced
 from trimtab.engine_bridge.gateway.sse import Usage
 from trimtab.engine_bridge.gateway.tracing import UNFOLLOWED, Unfollowed
 from trimtab.engine_bridge.gateway.upstream import Header

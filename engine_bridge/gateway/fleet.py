@@ -6,9 +6,11 @@ that a reload forgets neither their state nor their connections.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 
 from trimtab.engine_bridge.admission.core import EngineLoad
+from trimtab.engine_bridge.admission.counting import AT_ONCE
 from trimtab.engine_bridge.gateway.health import Health, HealthRules
 from trimtab.engine_bridge.gateway.prompt_tokens import ReadPrefixes
 from trimtab.engine_bridge.gateway.routing import Affinity, EngineFacts, Pool, Routes, choose
@@ -30,6 +32,8 @@ class Engine:
         self.settings = settings
         self.health = Health(health)
         self.client = client
+        self.tokenizing = asyncio.Semaphore(AT_ONCE)
+        """Bounds the prompts that its tokenizer is asked for at once."""
         self.prefixes = ReadPrefixes()
         """Of long prompts, what it has read in slices."""
         self.in_flight = 0

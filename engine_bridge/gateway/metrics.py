@@ -54,7 +54,8 @@ class GatewayMetrics:
             ["engine", "fault"], registry=registry,
         )  # fmt: skip
         self._slices = Counter(
-            f"{_PREFIX}_slices", "Prefixes of long prompts; failed: the rest went whole.",
+            f"{_PREFIX}_slices",
+            "Prefixes of long prompts; failed: the rest went whole; missed: they were not found.",
             ["tier", "result"], registry=registry,
         )  # fmt: skip
         self._in_flight = Gauge(
@@ -88,6 +89,7 @@ class GatewayMetrics:
         if exchange.sliced.engines:
             self._child(self._slices, tier, "read").inc(exchange.sliced.read)
             self._child(self._slices, tier, "failed").inc(exchange.sliced.failed)
+            self._child(self._slices, tier, "missed").inc(exchange.sliced.missed)
         if code:
             self._child(self._refusals, tier, code).inc()
             return

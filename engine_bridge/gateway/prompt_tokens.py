@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,10 @@ _UNKNOWN_PROMPT: Final = (
 _UNCACHED: Final = ("prompt_logprobs", "echo")
 """With these an engine reads the whole prompt, whatever is cached."""
 _MOST_MARKS: Final = 4096
+_PAUSE_S: Final = 300.0
 _MARK_BYTES: Final = 16
 _TOKENS: Final = re.compile(rb'"tokens"\s*:\s*\[([0-9,\s]+)\]')
+_LONGEST: Final = re.compile(rb'"max_model_len"\s*:\s*(\d+)')
 _COMMA: Final = ord(",")
 
 
@@ -42,7 +45,9 @@ class PromptTokens:
     def __init__(self, text: bytes) -> None:
         """Take ids with commas between."""
         self._text = text
-        self._commas = np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA)
+        # No text is so long that its places need more bits.
+        found = np.flatnonzero(np.frombuffer(text, np.uint8) == _COMMA)
+        self._commas = found.astype(np.int32)
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> Self:
@@ -84,6 +89,17 @@ class ReadPrefixes:
         self.tells = False
         """Whether the engine's answers say how much was cached; without, it is believed to keep
         what it has read."""
+        self.longest_tokens: dict[str, int] = {}
+        """Longest prompt and answer together that it takes, by model; unknown ones are left out."""
+        self._paused_until_s = -math.inf
+
+    def pause(self, now_s: float) -> None:
+        """No slices for a while: what they had read was not found."""
+        self._paused_until_s = now_s + _PAUSE_S
+
+    def is_paused(self, now_s: float) -> bool:
+        """Whether to send it none now."""
+        return now_s < self._paused_until_s
 
     def known(self, marks: Sequence[bytes]) -> int:
         """So many of a prompt's prefixes, from the shortest on, have been read."""
@@ -108,7 +124,8 @@ def question(path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | PromptTo
     """What to ask `/tokenize` for a request's ids; the ids where it has them itself.
 
     None: they cannot be had, or are of no use: several prompts, media, a path or a field that
-    `/tokenize` does not know, an answer with the prompt's own probabilities.
+    `/tokenize` does not know, an answer with the prompt's own probabilities, a choice of tools that
+    may leave some out of the prompt.
     """
     for name in (*_UNKNOWN_PROMPT, *_UNCACHED):
         value = body.get(name)
@@ -117,6 +134,8 @@ def question(path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | PromptTo
     if path == _CHAT:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(map(_is_text, messages)):
+            return None
+        if body.get("tools") and body.get("tool_choice") not in (None, "auto"):
             return None
         return {name: body[name] for name in _CHAT_FIELDS if name in body}
     prompt = body.get("prompt") if path == _COMPLETIONS else None
@@ -127,6 +146,19 @@ def question(path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | PromptTo
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return PromptTokens.of(prompt)
     return None
+
+
+def max_model_len(answer: bytes) -> int | None:
+    """Longest prompt and answer together, tokens, by an answer of `/tokenize`; None: unsaid."""
+    found = _LONGEST.search(answer)
+    return None if found is None else int(found[1])
+
+
+def answer_tokens(path: str, body: Mapping[str, Any]) -> int:
+    """How long an answer the request asks for, tokens; 0: it does not say."""
+    names = ("max_completion_tokens", "max_tokens") if path == _CHAT else ("max_tokens",)
+    asked = (body.get(name) for name in names)
+    return next((found for found in asked if type(found) is int), 0)
 
 
 def _is_text(message: object) -> bool:

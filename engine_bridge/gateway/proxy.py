@@ -304,23 +304,30 @@ class Proxy:
         trial = engine.health.begin()
         answer = None
         try:
-            await read_ahead(exchange, engine, self.setup.slice_tokens, key=self._engine_key)
+            await read_ahead(
+                exchange, engine, self.setup.slice_tokens, key=self._engine_key, now_s=now_s(),
+                answered=lambda: self._answered(engine),
+            )  # fmt: skip
             answer = await engine.client.send(head, exchange.raw, repeatable=_may_repeat(exchange))
             exchange.spans.answered(answer.status)
             relay = Relay(exchange, answer, now_s)
             await relay.hold()
-            if engine.health.answered():
-                self._waiting.wake()
+            self._answered(engine)
             if relay.is_broken and self._another(exchange, [*tried, engine.name]):
                 return False
+            exchange.sliced.prompt = None  # no other engine will be asked, and it may be large
             await relay.go_on()
-            settle(exchange, engine)
+            settle(exchange, engine, now_s())
             return True
         finally:
             engine.in_flight -= 1
             engine.health.ended(trial)
             if answer is not None:
                 answer.close()
+
+    def _answered(self, engine: Engine) -> None:
+        if engine.health.answered():
+            self._waiting.wake()
 
     def _another(self, exchange: Exchange, tried: list[str]) -> bool:
         """Whether there is another engine, and the request may be sent to it."""

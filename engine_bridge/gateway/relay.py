@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trimtab.engine_bridge.admission.core import Outcome
 from trimtab.engine_bridge.gateway.exchange import Exchange
-from trimtab.engine_bridge.gateway.slices import own_cached, take_own
+from trimtab.engine_bridge.gateway.sliced import own_cached, take_own
 from trimtab.engine_bridge.gateway.sse import EventStream, holds_token
 from trimtab.engine_bridge.gateway.upstream import Answer, Fault, UpstreamError
 from trimtab.engine_bridge.gateway.wire import answer_headers
@@ -45,7 +45,7 @@ class Relay:
         self._is_stream = answer.header(b"content-type").startswith(_EVENTS)
         exchange.streams = exchange.streams or self._is_stream
         self._stream = EventStream(strip_usage=exchange.strips_usage)
-        self._own_tokens = exchange.sliced.fresh_tokens
+        self._own_tokens = exchange.sliced.on(exchange.engine).fresh_tokens
         self._held = b""
         self._whole = False
 
@@ -182,6 +182,9 @@ class Relay:
             exchange.outcome = Outcome.REFUSED
         else:
             exchange.outcome = Outcome.INVALID if status < 500 else Outcome.FAILED
+        if exchange.outcome is Outcome.INVALID and exchange.usage.prompt_tokens is None:
+            # The mistake is the client's, and its slices were read.
+            exchange.usage = exchange.sliced.on(exchange.engine).usage
 
 
 def _status(error: dict[str, Any]) -> int:

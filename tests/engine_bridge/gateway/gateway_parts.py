@@ -97,7 +97,7 @@ class RunningGateway:
     def in_flight(self) -> int:
         return sum(one.in_flight for one in self.gateway._setup.fleet.engines.values())
 
-    async def ask(self, prompt: str = "hello", **more: Any) -> httpx.Response:
+    async def ask(self, prompt: str | list[int] = "hello", **more: Any) -> httpx.Response:
         """One answer, not streamed."""
         headers = more.pop("headers", {})
         body = {"model": MODEL, "prompt": prompt, **more}

@@ -30,7 +30,12 @@ from tests.engine_bridge.gateway.gateway_parts import (
 )
 from tests.engine_bridge.gateway.token_engine import TokenEngine
 from trimtab.engine_bridge import plan as plan_package
+from trimtab.engine_bridge.gateway import slices
+from trimtab.engine_bridge.gateway.exchange import Exchange
+from trimtab.engine_bridge.gateway.health import HealthState
 from trimtab.engine_bridge.gateway.prompt_tokens import PromptTokens, ReadPrefixes, question
+from trimtab.engine_bridge.gateway.sliced import OnEngine, take_own
+from trimtab.engine_bridge.gateway.sse import Usage
 from trimtab.engine_bridge.slicing import cuts
 
 SLICE = 1024
@@ -71,7 +76,9 @@ def words(count: int, start: int = 0) -> str:
     return " ".join(f"w{number}" for number in range(start, start + count))
 
 
-async def ask(gateway: RunningGateway, prompt: str, *, key: str = "acme", **more: Any) -> Any:
+async def ask(
+    gateway: RunningGateway, prompt: str | list[int], *, key: str = "acme", **more: Any
+) -> Any:
     answer = await gateway.ask(prompt, headers={"Authorization": f"Bearer sk-{key}"}, **more)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -155,8 +162,11 @@ def test_what_is_short_or_of_another_tier_or_holds_an_image_goes_as_it_is(tmp_pa
             body = {"model": MODEL, "messages": [{"role": "user", "content": [text, image]}]}
             headers = {"Authorization": "Bearer sk-acme"}
             await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
-            assert len(one.engine.prompts) == 4
+            several = {"model": MODEL, "prompt": [words(3000)] * 2}
+            await gateway.client.post("/v1/completions", json=several, headers=headers)
+            assert len(one.engine.prompts) == 5
             assert one.engine.tokenized == 1
+            assert await metric(gateway, "failed") == 0, "it is no failure"
 
     run(test())
 
@@ -215,6 +225,141 @@ def test_an_engine_that_says_nothing_of_its_cache_is_believed_to_keep_all(tmp_pa
         assert one.engine.prompts == [1024, 2048, 2500, 2500, 2500]
 
     run(test())
+
+
+def test_a_block_less_than_was_read_is_no_sign_that_it_was_evicted(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.drop_last = True
+        async with sliced(tmp_path, one) as gateway:
+            for _ in range(3):
+                await ask(gateway, words(2500))
+            assert await metric(gateway, "missed") == 0
+        assert one.engine.prompts == [1024, 2048, 2500, 2500, 2500]
+
+    run(test())
+
+
+def test_an_engine_where_slices_are_not_found_gets_none_for_a_while(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.keeps_none = True
+        async with sliced(tmp_path, one) as gateway:
+            await ask(gateway, words(2500))
+            await ask(gateway, words(2500, 9000))
+            assert await metric(gateway, "missed") == 1
+            assert await metric(gateway, "failed") == 0
+        assert one.engine.prompts == [1024, 2048, 2500, 2500]
+
+    run(test())
+
+
+def test_a_pause_ends() -> None:
+    prefixes = ReadPrefixes()
+    assert not prefixes.is_paused(0.0)
+    prefixes.pause(10.0)
+    assert prefixes.is_paused(309.0)
+    assert not prefixes.is_paused(310.0)
+
+
+@pytest.mark.parametrize(("status", "charged"), [(400, 2048), (429, None), (503, None)])
+def test_slices_of_what_is_refused_cost_only_whose_mistake_it_is(
+    tmp_path: Path, status: int, charged: int | None
+) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.whole_status = status
+        async with sliced(tmp_path, one, usage_dir=str(tmp_path / "usage")) as gateway:
+            answer = await gateway.ask(words(2500), headers={"Authorization": "Bearer sk-acme"})
+            assert answer.status_code == status
+            one.engine.whole_status = 200
+            await ask(gateway, words(2500))
+        assert one.engine.prompts == [1024, 2048, 2500, 2500], "what was read stays known"
+        table = pq.read_table(next((tmp_path / "usage").glob("*.parquet")))
+        refused, _ = table.to_pylist()
+        assert refused["prompt_tokens"] == charged
+
+    run(test())
+
+
+def test_what_an_engine_will_refuse_is_not_read_in_slices(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.longest = 2600
+        async with sliced(tmp_path, one) as gateway:
+            await ask(gateway, words(2500), max_tokens=101)
+            await ask(gateway, words(2600))
+            assert one.engine.prompts == [2500, 2600]
+            headers = {"Authorization": "Bearer sk-acme"}
+            body = {"model": MODEL, "prompt": list(range(1000, 3700))}
+            await gateway.client.post("/v1/completions", json=body, headers=headers)
+            assert await metric(gateway, "failed") == 0
+            await ask(gateway, words(2500), max_tokens=100)
+        assert [len(item["body"]["prompt"]) for item in one.engine.seen[2:3]] == [2700]
+        assert one.engine.prompts == [2500, 2600, 2700, 1024, 2048, 2500]
+
+    run(test())
+
+
+def test_who_leaves_after_the_slices_pays_as_without_them(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        async with sliced(tmp_path, one, usage_dir=str(tmp_path / "usage")) as gateway:
+            await ask(gateway, words(1500))
+            one.engine.hangs = True
+            slow = asyncio.create_task(ask(gateway, [1, *range(2000, 3500)]))
+            await until(lambda: one.engine.prompts[-1] == 1024, what="the first slice")
+            one.engine.hangs, one.engine.waits = False, True
+            await until(lambda: one.engine.prompts[-1] == 1501, what="the request itself")
+            slow.cancel()
+            await until(lambda: one.engine.cut == 1, what="its end in the engine")
+            await until(lambda: gateway.in_flight() == 0, what="nothing on the engine")
+        table = pq.read_table(next((tmp_path / "usage").glob("*.parquet")))
+        _, left = table.to_pylist()
+        assert (left["prompt_tokens"], left["outcome"]) == (None, "cancelled")
+
+    run(test())
+
+
+def test_a_huge_body_goes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_MOST_BYTES", 12_000)
+
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        async with sliced(tmp_path, one) as gateway:
+            await ask(gateway, words(2500))
+            await ask(gateway, words(1500))
+        assert one.engine.prompts == [2500, 1024, 1500]
+
+    run(test())
+
+
+def test_a_slices_answer_brings_an_engine_on_trial_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.waits = True
+        async with sliced(tmp_path, one, probes={"back_after": 1000}) as gateway:
+            gateway.gateway._setup.fleet.engines["a"].health.state = HealthState.TRIAL
+            asked = asyncio.create_task(ask(gateway, list(range(1000, 2501))))
+            await until(lambda: one.engine.prompts == [1024, 1501], what="the request itself")
+            assert gateway.states() == {"a": "up"}
+            asked.cancel()
+
+    run(test())
+
+
+def test_what_was_read_on_another_engine_is_not_taken_out() -> None:
+    async def send(_: Any) -> None:
+        raise AssertionError
+
+    exchange = Exchange({"path": "/v1/completions"}, send, now_s=0.0)
+    exchange.sliced.engines |= {"a": OnEngine(fresh_tokens=2048), "b": OnEngine(fresh_tokens=1024)}
+    exchange.engine, exchange.usage = "a", Usage(2500, 2048, 1)
+    take_own(exchange)
+    assert exchange.usage.cached_tokens == 0
+    exchange.engine, exchange.usage = "c", Usage(2500, 2048, 1)
+    take_own(exchange)
+    assert exchange.usage.cached_tokens == 2048
 
 
 @pytest.mark.parametrize("fault", ["no tokenizer", "refused"])
@@ -347,6 +492,7 @@ def test_a_head_holds_the_first_ids(ids: list[int], data: st.DataObject) -> None
         {"prompt": "x", "echo": True},
         {"prompt": "x", "prompt_logprobs": 0},
         {"prompt": "x", "truncate_prompt_tokens": 5},
+        {"prompt": "x", "prompt_embeds": "x"},
         {},
     ],
 )
@@ -361,5 +507,6 @@ def test_a_chat_is_asked_for_with_all_that_makes_its_prompt() -> None:
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
     }  # fmt: skip
-    other = {"max_tokens": 5, "stream": True, "temperature": 0.5}
+    other = {"max_tokens": 5, "stream": True, "tool_choice": "auto"}
     assert question("/v1/chat/completions", made | other) == made
+    assert question("/v1/chat/completions", made | {"tool_choice": "none"}) is None

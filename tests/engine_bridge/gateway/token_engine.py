@@ -20,8 +20,10 @@ BLOCK = 16
 class TokenEngine(Engine):
     """Answers at once, with the tokens that were cached in its usage.
 
-    `refuses` answers prompts of ids with 503, `hangs` never answers them, `mute` says nothing of
-    the cache, `counts_only` knows no `/tokenize`.
+    `refuses` answers prompts of ids with 503, `hangs` never answers them, `waits` never those of an
+    odd number; `mute` says nothing of the cache, `counts_only` knows no `/tokenize`. `drop_last`
+    finds a block less than it has cached, as with EAGLE, `keeps_none` caches nothing;
+    `whole_status` is the answer to what is no slice, `longest` its context.
     """
 
     def __init__(self, name: str, token_s: float) -> None:
@@ -31,6 +33,9 @@ class TokenEngine(Engine):
         self.prompts: list[int] = []
         """Length of each prompt, in order."""
         self.refuses = self.hangs = self.mute = self.counts_only = False
+        self.drop_last = self.keeps_none = self.waits = False
+        self.whole_status = 200
+        self.longest = 1 << 20
 
     def app(self) -> Starlette:
         app = super().app()
@@ -42,7 +47,7 @@ class TokenEngine(Engine):
             return JSONResponse({"error": {"message": "none"}}, status_code=404)
         self.tokenized += 1
         ids = _ids(await request.json())
-        return JSONResponse({"count": len(ids), "max_model_len": 1 << 20, "tokens": ids})
+        return JSONResponse({"count": len(ids), "max_model_len": self.longest, "tokens": ids})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -53,11 +58,14 @@ class TokenEngine(Engine):
         if isinstance(body.get("prompt"), list):
             if self.refuses:
                 return JSONResponse({"error": {"message": "no", "code": 503}}, status_code=503)
-            while self.hangs:
+            while self.hangs or (self.waits and len(ids) % 2):
                 if await request.is_disconnected():
                     self.cut += 1
                     return Response()
                 await asyncio.sleep(0.01)
+        elif self.whole_status != 200:
+            error = {"message": "no", "code": self.whole_status}
+            return JSONResponse({"error": error}, status_code=self.whole_status)
         usage = {"prompt_tokens": len(ids), "completion_tokens": 1, "total_tokens": len(ids) + 1}
         details = None if self.mute else {"cached_tokens": self._read(ids)}
         whole: dict[str, Any] = {**usage, "prompt_tokens_details": details}
@@ -74,8 +82,9 @@ class TokenEngine(Engine):
         """Tokens that were cached; caches all whole blocks."""
         blocks = [tuple(ids[:end]) for end in range(BLOCK, len(ids) + 1, BLOCK)]
         held = next((at for at, one in enumerate(blocks) if one not in self.cache), len(blocks))
-        self.cache.update(blocks)
-        return min(held * BLOCK, len(ids) - 1)
+        if not self.keeps_none:
+            self.cache.update(blocks)
+        return max(0, min((held - self.drop_last) * BLOCK, len(ids) - 1))
 
 
 def _ids(body: dict[str, Any]) -> list[int]:
