@@ -274,6 +274,7 @@ def test_slices_of_what_is_refused_cost_only_whose_mistake_it_is(
             assert answer.status_code == status
             one.engine.whole_status = 200
             await ask(gateway, words(2500))
+            assert await metric(gateway, "missed") == 0, "it says nothing of the cache"
         assert one.engine.prompts == [1024, 2048, 2500, 2500], "what was read stays known"
         table = pq.read_table(next((tmp_path / "usage").glob("*.parquet")))
         refused, _ = table.to_pylist()
