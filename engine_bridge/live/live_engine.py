@@ -296,8 +296,11 @@ def _check_start(control: ControlView | None, seen: Seen, place: str) -> None:
     Raises:
         TelemetryUnavailableError: they are.
     """
-    shown = seen.snapshot.values.get(START_ID, {}).get("")
-    if control is None or control.start_id is None or shown is None or shown == control.start_id:
+    shown = seen.snapshot.values.get(START_ID, {}).get("", math.nan)
+    # No number tells nothing: figures that are no use are found out where they are read.
+    if control is None or control.start_id is None or math.isnan(shown):
+        return
+    if shown == control.start_id:
         return
     raise TelemetryUnavailableError(
         Unavailable.OTHER_ENGINE,

@@ -87,7 +87,7 @@ def test_an_incident_that_is_not_cured_is_exit_code_1(
     [
         (("incident", "E"), ("E", "one of A, B, C, D, all")),
         (("incident",), ("incident",)),
-        (("incident", "A", "--engine", "replai"), ("--engine", "did you mean replay")),
+        (("incident", "A", "--engine", "replai"), ("--engine", 'did you mean "replay"')),
         (("incident", "A", "--seed", "-1"), ("--seed", "from 0")),
         (("incident", "A", "--json", "no/where.json"), ("--json", "make no first")),
     ],

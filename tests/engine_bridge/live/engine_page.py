@@ -37,7 +37,9 @@ def served(number: int = 1, **fields: Any) -> TierTelemetry:
 class EnginePage:
     """What `/metrics` of an engine shows; `restart` begins a new engine's, with counters at 0."""
 
-    def __init__(self, plan: Plan = PLAN, *, rank: str = "0", start_id: int | None = None) -> None:
+    def __init__(
+        self, plan: Plan = PLAN, *, rank: str = "0", start_id: float | None = None
+    ) -> None:
         self.plan, self.rank, self.start_id = plan, rank, start_id
         self.time_s = 0.0
         self.unix_s = RAN_S

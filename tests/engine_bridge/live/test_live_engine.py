@@ -120,13 +120,14 @@ def test_it_is_an_engine(engine: LiveEngine) -> None:
     assert not as_engine.finished
 
 
-@pytest.mark.parametrize("shown", ["none", "own", "other"])
+@pytest.mark.parametrize("shown", ["none", "nan", "own", "other"])
 def test_figures_of_another_engine_than_the_sockets_are_refused(
     make: Callable[..., LiveEngine], path: Path, clocks: Clocks, pages: Pages, shown: str
 ) -> None:
     with ControlClient(path) as client:
         own = client.get()["start_id"]
-    pages.page = EnginePage(start_id={"none": None, "own": own, "other": own ^ 1}[shown])
+    ids = {"none": None, "nan": math.nan, "own": own, "other": own ^ 1}
+    pages.page = EnginePage(start_id=ids[shown])
     engine = make()
     engine.poll()
     interval(pages, clocks, served(3))
