@@ -153,6 +153,7 @@ class _Tier:
             acceptance=mean([line.acceptance for line in lines]),
             # Metrics tell the longest length allowed, not the one that was chosen.
             draft_tokens=UNKNOWN,
+            decode_share=UNKNOWN,
         )
 
 

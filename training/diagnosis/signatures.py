@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,7 +23,6 @@ from trimtab.engine_bridge.rules.speculation import (
     tokens_per_step,
     verified_step_ms,
 )
-from trimtab.training.diagnosis.observed import FloatArray
 from trimtab.training.diagnosis.signs import Signs, TierSigns
 from trimtab.training.diagnosis.victims import MOSTLY, Cause
 from trimtab.training.report.words import milliseconds, number, percent
@@ -203,27 +202,41 @@ def _named(tiers: tuple[str, ...]) -> str:
     return " and ".join(tiers) if tiers else "no tier"
 
 
+@dataclass(frozen=True)
+class _Drafting:
+    """What one tier's decodes do in a mean step."""
+
+    decodes: float
+    acceptance: float
+    """Of a first draft token."""
+    length: int
+
+
 def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
-    """Draft lengths that cost more than `DRAFT_LOSS` of what the best shorter one gives."""
+    """Draft lengths that cost the batch more than `DRAFT_LOSS` of what a shorter one gives."""
     if not (math.isfinite(signs.batch_mean) and math.isfinite(signs.kv_tokens_mean)):
         return ()
-    facts = np.array([max(1.0, signs.batch_mean), signs.kv_tokens_mean, 0.0, 0.0, 0.0])
+    tiers = {
+        name: _drafting(tier, signs.batch_mean, spec)
+        for name, tier in signs.tiers.items()
+        if math.isfinite(tier.decode_share)
+    }
     found = []
-    for name, tier in signs.tiers.items():
-        # Less than half a token a step on average is a tier that probes.
-        if not (math.isfinite(tier.acceptance) and tier.draft_tokens >= _PROBING):
+    for name, used in tiers.items():
+        if not used.length:
             continue
-        used = max(1, round(tier.draft_tokens))
-        kept = 1.0 if spec.draft is None else spec.draft.kept
-        acceptance = _first_acceptance(tier.acceptance, kept, used)
-        rates = [_rate(spec, facts, acceptance, length) for length in range(used + 1)]
+        rates = [
+            _rate({**tiers, name: replace(used, length=length)}, signs.kv_tokens_mean, spec)
+            for length in range(used.length + 1)
+        ]
         best = int(np.argmax(rates))
-        loss = 1.0 - rates[used] / rates[best]
+        loss = 1.0 - rates[used.length] / rates[best]
         if loss <= DRAFT_LOSS:
             continue
+        accepted = percent(signs.tiers[name].acceptance, 0)
         told = (
-            f"Of {name}'s drafts of {used} tokens {percent(tier.acceptance, 0)} are accepted. In a"
-            f" batch of {number(facts[0], 0)} that gives {percent(loss)} fewer tokens a second than"
+            f"Of {name}'s drafts of {used.length} tokens {accepted} are accepted. In a batch of"
+            f" {number(signs.batch_mean)} that gives {percent(loss)} fewer tokens a second than"
             + (f" drafts of {best}." if best else " no drafts at all."),
         )
         found.append(
@@ -238,15 +251,29 @@ def _mismatches(signs: Signs, spec: EngineSpec) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: -finding.share))
 
 
-def _rate(spec: EngineSpec, facts: FloatArray, acceptance: float, length: int) -> float:
-    """Tokens a millisecond of a batch whose every decode verifies drafts of one length."""
-    drafts, draft = facts[0] * length, spec.draft
-    ms = verified_step_ms(spec.coef, facts, drafts)
-    kept = 1.0
+def _drafting(tier: TierSigns, batch: float, spec: EngineSpec) -> _Drafting:
+    # Less than half a token a step on average is a tier that probes.
+    length = round(tier.draft_tokens) if tier.draft_tokens >= _PROBING else 0
+    kept = 1.0 if spec.draft is None else spec.draft.kept
+    acceptance = _first_acceptance(tier.acceptance, kept, length) if length else 0.0
+    return _Drafting(batch * tier.decode_share, acceptance, length)
+
+
+def _rate(tiers: Mapping[str, _Drafting], kv_tokens: float, spec: EngineSpec) -> float:
+    """Tokens a millisecond of a step whose tiers verify drafts of these lengths."""
+    draft = spec.draft
+    kept = 1.0 if draft is None else draft.kept
+    decodes = sum(tier.decodes for tier in tiers.values())
+    drafts = sum(tier.decodes * tier.length for tier in tiers.values())
+    tokens = sum(
+        tier.decodes * tokens_per_step(tier.acceptance, kept, tier.length)
+        for tier in tiers.values()
+    )
+    ms = verified_step_ms(spec.coef, np.array([decodes, kv_tokens, 0.0, 0.0, 0.0]), drafts)
     if draft is not None:
-        ms += drafting_ms(draft.us_per_token, draft.pass_ms, drafts, float(length))
-        kept = draft.kept
-    return float(facts[0] * tokens_per_step(acceptance, kept, length) / ms)
+        longest = max(tier.length for tier in tiers.values())
+        ms += drafting_ms(draft.us_per_token, draft.pass_ms, drafts, float(longest))
+    return float(tokens / ms)
 
 
 def _first_acceptance(share: float, kept: float, length: int) -> float:

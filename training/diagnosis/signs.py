@@ -57,6 +57,8 @@ class TierSigns:
     """Share of draft tokens that was accepted; NaN without speculation."""
     draft_tokens: float
     """Mean draft length of a decode; NaN without speculation."""
+    decode_share: float
+    """Part of the engine's decodes that are the tier's; NaN where that is not known."""
 
     @property
     def badly_served(self) -> float:
@@ -124,7 +126,7 @@ def signs_of(
     judged = judge(seen, plan, spec)
     names = plan.tier_names
     telemetry = tuple(telemetry)
-    drafts = counted_drafts(counts) if counts else [(UNKNOWN, UNKNOWN)] * len(names)
+    drafts = counted_drafts(counts) if counts else [(UNKNOWN,) * 3] * len(names)
     computed = float(seen.uncached_tokens[np.isfinite(seen.first_token_s)].sum())
     preempted = seen.preemptions > 0
     longest = int(np.argmax(judged.alone_ms))
@@ -157,7 +159,7 @@ def _tier(
     judged: Judged,
     plan: Plan,
     number: int,
-    drafts: tuple[float, float],
+    drafts: tuple[float, float, float],
 ) -> TierSigns:
     mine = seen.tier == number
     count = int(mine.sum())
@@ -186,6 +188,7 @@ def _tier(
         found=_found(seen, mine),
         acceptance=drafts[0],
         draft_tokens=drafts[1],
+        decode_share=drafts[2],
     )
 
 
@@ -203,10 +206,13 @@ def _senders(
     return tuple(names[at] for at in np.argsort(-work, kind="stable") if work[at] > 0)
 
 
-def counted_drafts(counts: Sequence[DraftCounts]) -> list[tuple[float, float]]:
-    """Acceptance and mean draft length by tier, as counted."""
+def counted_drafts(counts: Sequence[DraftCounts]) -> list[tuple[float, float, float]]:
+    """By tier: acceptance, mean draft length, and its part of all decodes, as counted."""
+    steps = sum(c.steps for c in counts)
     return [
-        (c.accepted / c.drafts, c.drafts / c.steps) if c.drafts and c.steps else (UNKNOWN, UNKNOWN)
+        (c.accepted / c.drafts, c.drafts / c.steps, c.steps / steps)
+        if c.drafts and c.steps
+        else (UNKNOWN, 0.0, c.steps / steps if steps else 0.0)
         for c in counts
     ]
 

@@ -84,7 +84,8 @@ def tier_signs(**changes: object) -> TierSigns:
         "preempted": 0.0,
         "found": math.nan,
         "acceptance": math.nan,
-        "draft_tokens": math.nan,
+        "draft_tokens": 0.0,
+        "decode_share": 0.0,
     }
     return TierSigns(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -118,7 +119,7 @@ def test_drafts_are_a_mismatch_only_where_they_cost(
     batch: float, acceptance: float, used: float, named: bool
 ) -> None:
     spec = get_engine_spec("h100:llama-3.1-8b-tp1")
-    hurt = tier_signs(acceptance=acceptance, draft_tokens=used)
+    hurt = tier_signs(acceptance=acceptance, draft_tokens=used, decode_share=1.0)
     found = diagnose(signs(batch, T2=hurt), load_plan(), spec, source="a run")
     assert (found.primary == Signature.DRAFT_MISMATCH) is named
     if named:
