@@ -154,6 +154,12 @@ def test_odd_bodies_reach_the_engine_labelled_or_not_at_all(server: Server) -> N
     def arrived(tier: str) -> float:
         return metric(server, "arrivals_total", f'tier="{tier}"')
 
+    # What came before is counted at the end of its interval: let two of them pass.
+    shown_s = metric(server, "engine_time_seconds", "")
+    poll(
+        lambda: metric(server, "engine_time_seconds", "") > shown_s + 1.0,
+        what="two intervals end",
+    )
     before = {tier: arrived(tier) for tier in ("T0", "T1", "T2", "T3")}
     engines_own = []
     with httpx.Client(base_url=server.url, timeout=60) as opened:

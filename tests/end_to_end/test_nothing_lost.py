@@ -91,11 +91,15 @@ def test_every_request_ends_once_and_no_block_is_lost(tmp_path: Path) -> None:
             print(f"{REQUESTS} requests, {controller.changes} changes, {took_s:.0f} s")
             left = answers.count(None)
             shed = answers.count(SHED)
-            # Whoever left may have been given up before; nobody else ends without all tokens.
-            assert all(
-                answer == SHED or answer == (None if wish.leaves_after is not None else wish.tokens)
+            # Whoever left may have been given up before, or have read all in few large events when
+            # the server was quicker; nobody else ends without all tokens.
+            wrong = [
+                (answer, wish)
                 for answer, wish in zip(answers, asked, strict=True)
-            )
+                if answer not in (SHED, wish.tokens)
+                and not (answer is None and wish.leaves_after is not None)
+            ]
+            assert not wrong, wrong[:5]
 
             def idle() -> bool:
                 engine = control.health()["engine"]
