@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trimtab.agents.guard_settings import DEFAULT_REACH, GuardSettings
 from trimtab.agents.registry import BUNDLE_PREFIX
 from trimtab.agents.verdict import GuardMode
-from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
-from trimtab.engine_bridge.plan.faults import plan_error
+from trimtab.engine_bridge.errors import InputError, did_you_mean
 from trimtab.engine_bridge.plan.section import Name, PositiveCount, Section, fault
-from trimtab.engine_bridge.plan.yaml_source import Source, read_source
+from trimtab.engine_bridge.plan.settings_file import checked_settings, read_settings_source
+from trimtab.engine_bridge.plan.yaml_source import Source
 
 POLICIES: Final = ("static", "reactive", "learned")
 """Policies by name; `bundle:FOLDER` is one too."""
@@ -245,12 +245,8 @@ def load_settings(path: Path) -> DaemonSettings:
     Raises:
         SettingsError: the file is not there or not in order; one line that says what to change.
     """
-    try:
-        source = read_source(path)
-    except PlanError as error:
-        remedy = "docs/run.md shows one" if "plan" in error.remedy else error.remedy
-        raise _as_settings(error, remedy) from None
-    return _validate(source.data, source)
+    source = read_settings_source(path, SettingsError, page="docs/run.md")
+    return checked_settings(source.data, source, DaemonSettings, SettingsError)
 
 
 def settings_from(values: Mapping[str, object], *, where: str) -> DaemonSettings:
@@ -259,21 +255,7 @@ def settings_from(values: Mapping[str, object], *, where: str) -> DaemonSettings
     Raises:
         SettingsError: they are not in order.
     """
-    return _validate(values, Source(where, "{}"))
-
-
-def _validate(data: Mapping[str, object], source: Source) -> DaemonSettings:
-    try:
-        return DaemonSettings.model_validate(data)
-    except ValidationError as error:
-        found = plan_error(error, source, DaemonSettings)
-        raise _as_settings(found, found.remedy) from None
-
-
-def _as_settings(error: PlanError, remedy: str) -> SettingsError:
-    # A fault of a single value has no key below it.
-    key = error.key.removesuffix(".")
-    return SettingsError(error.where, key=key, value=error.value, bound=error.bound, remedy=remedy)
+    return checked_settings(values, Source(where, "{}"), DaemonSettings, SettingsError)
 
 
 def _policy(name: str) -> str:

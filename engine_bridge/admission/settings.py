@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
+from trimtab.engine_bridge.errors import InputError, did_you_mean
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.plan.faults import plan_error
 from trimtab.engine_bridge.plan.schema import TenantName
 from trimtab.engine_bridge.plan.section import (
     LARGEST_COUNT,
@@ -26,7 +25,8 @@ from trimtab.engine_bridge.plan.section import (
     Section,
     fault,
 )
-from trimtab.engine_bridge.plan.yaml_source import Source, read_source
+from trimtab.engine_bridge.plan.settings_file import checked_settings, read_settings_source
+from trimtab.engine_bridge.plan.yaml_source import Source
 
 STORAGE: Final = "TRIMTAB_ADMISSION_STORAGE"
 """Environment variable with the storage's URL, which may hold a password; goes before the file."""
@@ -205,16 +205,8 @@ def load_admission(path: Path, plan: Plan) -> AdmissionSettings:
         AdmissionSettingsError: it is not there, not in order, or names a tier that the plan has
             not; one line with file, line, key and remedy.
     """
-    try:
-        source = read_source(path)
-    except PlanError as error:
-        remedy = "docs/admission.md shows one" if "plan" in error.remedy else error.remedy
-        raise _as_settings(error, remedy) from None
-    try:
-        settings = AdmissionSettings.model_validate(source.data)
-    except ValidationError as error:
-        found = plan_error(error, source, AdmissionSettings)
-        raise _as_settings(found, found.remedy) from None
+    source = read_settings_source(path, AdmissionSettingsError, page="docs/admission.md")
+    settings = checked_settings(source.data, source, AdmissionSettings, AdmissionSettingsError)
     _check_tiers(settings, plan, source)
     return settings
 
@@ -233,11 +225,3 @@ def _check_tiers(settings: AdmissionSettings, plan: Plan, source: Source) -> Non
                 bound=f"one of the plan's tiers {', '.join(plan.tiers)}",
                 remedy=did_you_mean(name, plan.tiers),
             )
-
-
-def _as_settings(error: PlanError, remedy: str) -> AdmissionSettingsError:
-    # A fault of a single value has no key below it.
-    key = error.key.removesuffix(".")
-    return AdmissionSettingsError(
-        error.where, key=key, value=error.value, bound=error.bound, remedy=remedy
-    )

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
+from trimtab.engine_bridge.errors import InputError, did_you_mean
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.plan.faults import plan_error
 from trimtab.engine_bridge.plan.section import Fraction, Name, PositiveCount, Section, Text, fault
-from trimtab.engine_bridge.plan.yaml_source import Source, read_source
+from trimtab.engine_bridge.plan.settings_file import checked_settings, read_settings_source
+from trimtab.engine_bridge.plan.yaml_source import Source
 
 ENGINE_KEY: Final = "TRIMTAB_ENGINE_KEY"
 """Environment variable with the API key that the engines ask the gateway for."""
@@ -256,12 +256,8 @@ def load_settings(path: Path) -> GatewaySettings:
     Raises:
         GatewaySettingsError: the file is not there or not in order; one line says what to change.
     """
-    try:
-        source = read_source(path)
-    except PlanError as error:
-        remedy = "docs/gateway.md shows one" if "plan" in error.remedy else error.remedy
-        raise _as_settings(error, remedy) from None
-    return _validate(source.data, source)
+    source = read_settings_source(path, GatewaySettingsError, page="docs/gateway.md")
+    return checked_settings(source.data, source, GatewaySettings, GatewaySettingsError)
 
 
 def settings_from(values: Mapping[str, object], *, where: str) -> GatewaySettings:
@@ -270,22 +266,7 @@ def settings_from(values: Mapping[str, object], *, where: str) -> GatewaySetting
     Raises:
         GatewaySettingsError: they are not in order.
     """
-    return _validate(values, Source(where, "{}"))
-
-
-def _validate(data: Mapping[str, object], source: Source) -> GatewaySettings:
-    try:
-        return GatewaySettings.model_validate(data)
-    except ValidationError as error:
-        found = plan_error(error, source, GatewaySettings)
-        raise _as_settings(found, found.remedy) from None
-
-
-def _as_settings(error: PlanError, remedy: str) -> GatewaySettingsError:
-    key = error.key.removesuffix(".")
-    return GatewaySettingsError(
-        error.where, key=key, value=error.value, bound=error.bound, remedy=remedy
-    )
+    return checked_settings(values, Source(where, "{}"), GatewaySettings, GatewaySettingsError)
 
 
 def _url(value: str) -> str:

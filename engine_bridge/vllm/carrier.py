@@ -128,6 +128,16 @@ class PlanCarrier:
         manager = self._manager
         return type(manager).allocate_slots(manager, request, *args, **kwargs)
 
+    def chunk_of(self, request: Request, computed_tokens: int, new_tokens: int) -> int:
+        """Tokens that a request takes of the `new_tokens` that vLLM would give it."""
+        planned = self.chunks.get(request.request_id)
+        if planned is None:
+            return 0 if request.is_prefill_chunk else new_tokens
+        if new_tokens == 1 + self._draft_tokens > request.num_tokens - computed_tokens:
+            # vLLM's padding of a prompt's last token: it insists on it.
+            return new_tokens
+        return min(new_tokens, planned)
+
     def settle(self, output: SchedulerOutput) -> None:
         """Book what vLLM did of the plan."""
         ledger = self._ledger

@@ -344,17 +344,7 @@ class FairScheduler(AsyncScheduler):
     ) -> int:
         # Called for each request right before it takes blocks.
         self._blocks.pool = request.trimtab_pool
-        chunks = self._carrier.chunks
-        if chunks and request.request_id in chunks:
-            if (
-                num_new_tokens
-                == 1 + self.num_spec_tokens
-                > request.num_tokens - num_computed_tokens
-            ):
-                # vLLM's padding of a prompt's last token: it insists on it.
-                return num_new_tokens
-            return min(num_new_tokens, chunks[request.request_id])
-        return 0 if request.is_prefill_chunk else num_new_tokens
+        return self._carrier.chunk_of(request, num_computed_tokens, num_new_tokens)
 
     def _make_way(self, request: Request) -> None:
         """Preempt a running request; its blocks are free at once."""

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from trimtab.engine_bridge.errors import InputError, PlanError, did_you_mean
+from trimtab.engine_bridge.errors import InputError, did_you_mean
 from trimtab.engine_bridge.gateway.routing import EngineFacts
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.plan.faults import plan_error
 from trimtab.engine_bridge.plan.section import Name, Section, Text, fault
-from trimtab.engine_bridge.plan.yaml_source import Source, read_source
+from trimtab.engine_bridge.plan.settings_file import checked_settings, read_settings_source
+from trimtab.engine_bridge.plan.yaml_source import Source
 
 MODEL: Final = "model"
 """Every engine of a replayed fleet serves this one model: a trace names none."""
@@ -172,12 +172,8 @@ def load_fleet(path: Path) -> Fleet:
     Raises:
         FleetSettingsError: it is not there or not in order; one line says what to change.
     """
-    try:
-        source = read_source(path)
-    except PlanError as error:
-        remedy = "docs/fleet.md shows one" if "plan" in error.remedy else error.remedy
-        raise _as_settings(error, remedy) from None
-    return _validate(source.data, source)
+    source = read_settings_source(path, FleetSettingsError, page="docs/fleet.md")
+    return checked_settings(source.data, source, Fleet, FleetSettingsError)
 
 
 def fleet_from(values: Mapping[str, object], *, where: str) -> Fleet:
@@ -186,19 +182,4 @@ def fleet_from(values: Mapping[str, object], *, where: str) -> Fleet:
     Raises:
         FleetSettingsError: they are not in order.
     """
-    return _validate(values, Source(where, "{}"))
-
-
-def _validate(data: Mapping[str, object], source: Source) -> Fleet:
-    try:
-        return Fleet.model_validate(data)
-    except ValidationError as error:
-        found = plan_error(error, source, Fleet)
-        raise _as_settings(found, found.remedy) from None
-
-
-def _as_settings(error: PlanError, remedy: str) -> FleetSettingsError:
-    key = error.key.removesuffix(".")
-    return FleetSettingsError(
-        error.where, key=key, value=error.value, bound=error.bound, remedy=remedy
-    )
+    return checked_settings(values, Source(where, "{}"), Fleet, FleetSettingsError)
