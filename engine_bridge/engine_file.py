@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trimtab.engine_bridge.draft_spec import DraftFile
+from trimtab.engine_bridge.encoder_spec import EncoderFile, EncoderKindFile
 from trimtab.engine_bridge.errors import EngineSpecError, did_you_mean
 from trimtab.engine_bridge.kv_memory import kv_blocks
 from trimtab.engine_bridge.step_time import COEFFICIENTS, OPTIONAL_COEFFICIENTS
@@ -59,6 +60,7 @@ class EngineFile(_Part):
     cost_usd_per_gpu_hour: float = Field(default=3.0, ge=0, le=10_000)
     coefficients: dict[str, float]
     draft: DraftFile | None = None
+    encoder: EncoderFile | None = None
     fidelity: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("coefficients", mode="before")
@@ -185,6 +187,9 @@ def _known_keys(where: tuple[int | str, ...]) -> tuple[str, ...]:
         "memory": EngineMemory,
         "limits": EngineLimits,
         "draft": DraftFile,
+        "encoder": EncoderFile,
     }
     model = parts.get(str(where[0]), EngineFile) if where else EngineFile
+    if model is EncoderFile and len(where) > 1:
+        model = EncoderKindFile
     return tuple(model.model_fields)

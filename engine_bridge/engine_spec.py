@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from trimtab.engine_bridge.draft_spec import DraftSpec
+from trimtab.engine_bridge.encoder_spec import EncoderSpec
 from trimtab.engine_bridge.engine_file import EngineFile, read_engine_file
 from trimtab.engine_bridge.errors import EngineSpecError, did_you_mean
 from trimtab.engine_bridge.step_time import COEFFICIENTS
@@ -55,6 +56,8 @@ class EngineSpec:
     start of that one. vLLM's default on GPUs; without it the host's time adds to each step."""
     draft: DraftSpec | None = None
     """Its draft model; None: it drafts nothing."""
+    encoder: EncoderSpec | None = None
+    """Its vision and audio encoders; None: media cost it nothing beyond their prompt tokens."""
     fidelity: dict[str, Any] = field(default_factory=dict, hash=False)
     """Where the coefficients come from and how well they fit."""
 
@@ -184,5 +187,6 @@ def _spec(file: EngineFile) -> EngineSpec:
         max_num_batched_tokens=limits.max_num_batched_tokens,
         enable_prefix_caching=limits.enable_prefix_caching,
         draft=None if file.draft is None else DraftSpec.of(file.draft),
+        encoder=None if file.encoder is None else EncoderSpec.of(file.encoder),
         fidelity=dict(file.fidelity),
     )

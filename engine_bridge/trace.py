@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.media import IMAGE, MediaItems
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int32]
@@ -64,8 +65,8 @@ class Trace:
     """Index into `stop_names`, shape (n,)."""
     stop_names: tuple[str, ...] = ("",)
     """Stop reasons; index 0 is "unknown"."""
-    image_tokens: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Tokens of the prompt that come from images, shape (n,)."""
+    media: MediaItems = field(default_factory=lambda: MediaItems.none(0))
+    """Images, audio and videos inside the prompts; their tokens count in `prompt_tokens`."""
     acceptance: FloatArray = field(default_factory=lambda: np.zeros(0))
     """Per-token acceptance of a draft model in [0, 1], NaN = unknown, shape (n,)."""
     notes: tuple[str, ...] = ()
@@ -79,6 +80,11 @@ class Trace:
     def duration_s(self) -> float:
         """Arrival of the last open-loop request, seconds from the start."""
         return float(self.arrival_s[-1]) if len(self) else 0.0
+
+    @property
+    def image_tokens(self) -> IntArray:
+        """Tokens of the prompt that come from images, shape (n,)."""
+        return self.media.tokens_of(IMAGE)
 
     @property
     def closed_loop(self) -> bool:
@@ -118,7 +124,7 @@ class Trace:
             "prefix_block_tokens": np.zeros(n, np.int32),
             "cancel_after_s": np.full(n, np.inf),
             "stop_reason": np.zeros(n, np.int32),
-            "image_tokens": np.zeros(n, np.int32),
+            "media": MediaItems.none(n),
             "acceptance": np.full(n, np.nan),
         }
         columns.update(optional)
@@ -173,6 +179,7 @@ class Trace:
                 raise TraceError(
                     f"trace row {row}", key=name, value=getattr(self, name)[row], bound=bound
                 )
+        self.media.check(self.prompt_tokens)
         if n > 1 and np.any(np.diff(self.arrival_s) < 0):
             row = int(np.argmax(np.diff(self.arrival_s) < 0)) + 1
             raise TraceError(
@@ -200,7 +207,13 @@ class Trace:
             if isinstance(getattr(self, f.name), np.ndarray)
             and f.name not in ("prefix_ids", "prefix_offsets")
         }
-        return replace(self, **columns, prefix_offsets=offsets, prefix_ids=self.prefix_ids[index])
+        return replace(
+            self,
+            **columns,
+            prefix_offsets=offsets,
+            prefix_ids=self.prefix_ids[index],
+            media=self.media.take(rows),
+        )
 
     def digest(self) -> str:
         """SHA-256 over every column and name, so that equal digests mean equal replays."""
@@ -209,6 +222,9 @@ class Trace:
             if f.name == "notes":
                 continue
             column = getattr(self, f.name)
+            if isinstance(column, MediaItems):
+                column.update_digest(sha)
+                continue
             sha.update(f.name.encode())
             if isinstance(column, np.ndarray):
                 sha.update(np.ascontiguousarray(column).tobytes())

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.traces.assemble import (
     Column,
@@ -120,6 +121,8 @@ class Rows:
         if self._lengths is not None:
             columns["prefix_offsets"] = offsets_of(self._lengths.finish())
             columns["prefix_ids"] = dense_ids(self._ids.finish())
+        if "image_tokens" in columns:
+            columns["media"] = MediaItems.one_image_each(columns.pop("image_tokens"))
         if "session" in columns and "turn" not in columns:
             raise TraceError(
                 where, key="turn", remedy="sessions need the column turn (0, 1, 2, ...)"

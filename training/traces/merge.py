@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.traces.assemble import (
     Names,
@@ -29,7 +30,6 @@ _PLAIN = (
     "think_s",
     "prefix_block_tokens",
     "cancel_after_s",
-    "image_tokens",
     "acceptance",
 )
 
@@ -63,6 +63,7 @@ def merge(traces: Sequence[Trace], where: str = "trace") -> Trace:
     columns["prefix_offsets"] = offsets_of(
         np.concatenate([np.diff(trace.prefix_offsets) for trace in traces])
     )
+    columns["media"] = _joined([trace.media for trace in traces])
     merged = build_sorted(
         where,
         arrival_s=np.concatenate([trace.arrival_s for trace in traces]),
@@ -87,12 +88,24 @@ def _apart(parts: list[IntArray]) -> IntArray:
     return joined.astype(np.int32)
 
 
+def _joined(parts: list[MediaItems]) -> MediaItems:
+    """The items of traces in a row; what they show stays apart."""
+    return MediaItems(
+        offsets=offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+        kind=np.concatenate([part.kind for part in parts]),
+        start_tokens=np.concatenate([part.start_tokens for part in parts]),
+        tokens=np.concatenate([part.tokens for part in parts]),
+        content=_apart([part.content for part in parts]),
+    )
+
+
 def _dense(trace: Trace) -> Trace:
-    """Sessions and prefix ids renumbered to 0..m-1 in order of first appearance of their value."""
+    """Sessions, prefix ids and media contents renumbered to 0..m-1, in the order of their value."""
     session = trace.session.copy()
     known = session != NO_SESSION
     session[known] = dense_ids(session[known])
-    return replace(trace, session=session, prefix_ids=dense_ids(trace.prefix_ids))
+    media = replace(trace.media, content=dense_ids(trace.media.content))
+    return replace(trace, session=session, prefix_ids=dense_ids(trace.prefix_ids), media=media)
 
 
 def copies(
@@ -119,7 +132,10 @@ def copies(
     session[known] = dense_ids(session[known] + generation[known] * sessions)
     blocks = int(trace.prefix_ids.max(initial=-1)) + 1
     lift = np.repeat(generation * blocks, np.diff(picked.prefix_offsets))
+    shown = int(trace.media.content.max(initial=-1)) + 1
+    shows = picked.media.content + np.repeat(generation * shown, np.diff(picked.media.offsets))
     columns: dict[str, Any] = {name: getattr(picked, name) for name in _PLAIN}
+    columns["media"] = replace(picked.media, content=dense_ids(shows))
     return build_sorted(
         where,
         arrival_s=arrival_s,

@@ -56,7 +56,6 @@ def traces(draw: st.DrawFn) -> Trace:
                 cancel_after_s=np.where(rng.random(n) < 0.5, np.inf, rng.exponential(9.0, n)),
                 stop_reason=rng.integers(0, 2, n).astype(np.int32),
                 stop_names=("", "end_turn"),
-                image_tokens=rng.integers(0, 2, n).astype(np.int32),
                 acceptance=np.where(rng.random(n) < 0.5, np.nan, rng.random(n)),
             )
         )
