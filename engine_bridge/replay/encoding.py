@@ -40,11 +40,10 @@ def open_items(s: State, row: int, computed: int) -> None:
 @inlined
 def shown(s: State, first: int, last: int, item: int) -> bool:
     """Whether one of the items from `first` up to, not with, `last` has the same content."""
-    content = s.item_content[item]
-    for at in range(first, last):
-        if s.item_content[at] == content:
-            return True
-    return False
+    at, content = first, s.item_content[item]
+    while at < last and s.item_content[at] != content:
+        at += 1
+    return bool(at < last)
 
 
 @inlined
