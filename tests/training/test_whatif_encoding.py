@@ -35,7 +35,7 @@ def test_flags_make_an_encoder_or_change_the_file_s() -> None:
 
 
 def test_a_bad_flag_is_named() -> None:
-    with pytest.raises(FlagError, match="--audio-us.*-1"):
+    with pytest.raises(FlagError, match=r"--audio-us.*-1"):
         with_encoder(SPEC, image_us=None, audio_us=-1.0, video_us=None)
 
 
