@@ -47,8 +47,8 @@ OPTIONAL = (
     "prefix_block_tokens",
     "cancel_after_s",
     "stop_reason",
-    MEDIA,
     "image_tokens",
+    "media",
     "acceptance",
 )
 METADATA_KEY = b"trimtab.trace"
