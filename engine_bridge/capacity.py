@@ -208,7 +208,8 @@ def _encode_ms(trace: Trace, spec: EngineSpec, uncached: LongArray) -> FloatArra
     cached = trace.prompt_tokens[request] - uncached[request]
     needed = media.start_tokens.astype(np.int64) + media.tokens > cached
     times = np.where(needed, spec.encoder.items_ms(media), 0.0)
-    return np.bincount(request, weights=times, minlength=len(trace))
+    sums: FloatArray = np.bincount(request, weights=times, minlength=len(trace)).astype(np.float64)
+    return sums
 
 
 def _service_s(trace: Trace, spec: EngineSpec, uncached: LongArray) -> FloatArray:
