@@ -228,8 +228,7 @@ class Ledger:
         r.tier, r.tenant = tier, account
         r.prompt, r.output = prompt_tokens, _UNKNOWN_OUTPUT
         r.found_blocks = found_blocks
-        if is_slice:
-            r.slice = row
+        r.slice = row if is_slice else NONE
         self._users[account] += 1
         self._row_of[request_id] = row
         self._id_of[row] = request_id
@@ -401,6 +400,7 @@ class Ledger:
         blank = records(1, REQUEST)
         for name in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
             blank[name][:] = NONE
+        blank.slice[:] = NONE
         for name in ("arrived_s", "admitted_s", "first_s", "last_s"):
             blank[name][:] = np.nan
         blank.cancel_after_s[:] = np.inf

@@ -82,16 +82,16 @@ def test_what_was_read_is_not_read_again_by_whomever() -> None:
     assert sent(served(in_turn("aa", tenants="xy"))) == [ROWS, ROWS]
 
 
-def test_what_is_not_found_is_read_in_slices_the_time_after() -> None:
-    small = SPEC.with_limits(num_gpu_blocks=1 + 2000)
-    # b takes the place of a's blocks: a is believed there, found not to be, and believed no more.
-    assert sent(served(in_turn("abaa"), spec=small)) == [ROWS, ROWS, 1, ROWS]
-    assert sent(served(in_turn("abaa"))) == [ROWS, ROWS, 1, 1]
+@pytest.mark.parametrize(("blocks", "again"), [(10_000, 0), (2000, 1), (1300, 3)])
+def test_what_is_not_found_is_read_in_slices_the_time_after(blocks: int, again: int) -> None:
+    """b takes a's blocks from the end; what ends a slice or more beyond is believed no more."""
+    spec = SPEC.with_limits(num_gpu_blocks=1 + blocks)
+    assert sent(served(in_turn("abaa"), spec=spec)) == [ROWS, ROWS, 1, again + 1]
 
 
 def test_after_a_slice_that_is_refused_the_request_itself_follows() -> None:
-    crowd = in_turn("abcdefghij", every_s=0.01)
-    engine = served(crowd, plan=load_plan())
+    crowd = in_turn("abcdefghijklmnopqrst", every_s=0.01)
+    engine = served(crowd, plan=with_values(load_plan(), {"tiers.T1.targets.ttft_ms": 800}))
     rows: dict[str, npt.NDArray[Any]] = dict(engine.result().requests)
     came = np.isfinite(rows["arrival_s"]).reshape(-1, ROWS)
     read = (rows["outcome"] == FINISHED).reshape(-1, ROWS)
