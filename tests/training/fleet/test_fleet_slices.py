@@ -73,7 +73,10 @@ def test_an_engine_gets_no_slices_of_what_it_has_read_another_one_does() -> None
     assert here.requests["cached_tokens"].tolist() == [0, 19_984]
     assert read_s[1] < 0.1 * read_s[0]
     # Two tenants of one engine each: what one engine has read the other has not.
-    apart = {name: {**engines[name], "tenants": [who]} for name, who in zip("ab", ("one", "two"))}
+    apart = {
+        name: {**engines[name], "tenants": [who]}
+        for name, who in zip("ab", ("one", "two"), strict=True)
+    }
     elsewhere = replay(asked_twice(30.0, tenant=1), apart)
     assert elsewhere.requests["engine"].tolist() == [0, 1]
     assert elsewhere.requests["cached_tokens"].tolist() == [0, 0]
