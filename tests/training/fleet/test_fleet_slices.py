@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from trimtab.agents.registry import make_policy
@@ -34,6 +35,12 @@ def replay(trace: Trace, engines: dict[str, Any], policy: str = "static", **more
     one = fleet_from({"name": "test", "engines": engines, **more}, where="fleet.yaml")
     specs = dict.fromkeys(one.engines, SPEC)
     return FleetReplay(trace, one, PLAN, specs, lambda: make_policy(policy)).run()
+
+
+def waits_s(run: FleetRun) -> npt.NDArray[np.float64]:
+    """Time to first token of each request."""
+    first_s, arrival_s = (run.requests[name] for name in ("first_token_s", "arrival_s"))
+    return np.asarray(first_s, np.float64) - np.asarray(arrival_s, np.float64)
 
 
 def asked_twice(at_s: float, *, tenant: int = 0) -> Trace:
@@ -69,7 +76,7 @@ def test_figures_are_about_the_requests_of_the_trace(trace: Trace) -> None:
 def test_an_engine_gets_no_slices_of_what_it_has_read_another_one_does() -> None:
     engines: dict[str, Any] = {"a": {"engine": ENGINE}, "b": {"engine": ENGINE}}
     here = replay(asked_twice(30.0), {"a": engines["a"]})
-    read_s = here.requests["first_token_s"] - here.requests["arrival_s"]
+    read_s = waits_s(here)
     assert here.requests["cached_tokens"].tolist() == [0, 19_984]
     assert read_s[1] < 0.1 * read_s[0]
     # Two tenants of one engine each: what one engine has read the other has not.
@@ -110,7 +117,7 @@ def test_an_engine_that_has_ended_is_believed_to_know_until_an_answer_tells() ->
     engine = {"engine": ENGINE, "start_s": 1.0}
     failures = [{"engine": "a", "at_s": at_s} for at_s in (200.0, 350.0)]
     run = replay(trace, {"a": engine}, failures=failures)
-    read_s = (run.requests["first_token_s"] - run.requests["arrival_s"]).tolist()
+    read_s = waits_s(run).tolist()
     whole = replay(trace.head(1), {"a": engine})
     sliced_s = float(whole.requests["first_token_s"][0])
     assert read_s[0] == pytest.approx(sliced_s, rel=1e-6)
