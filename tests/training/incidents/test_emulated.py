@@ -10,7 +10,6 @@ from trimtab.training.incidents import emulated, replayed
 from trimtab.training.incidents.incident import examine
 from trimtab.training.incidents.suite import INCIDENTS
 
-
 EVICTED = "sliced_"
 """Figures of a run whose slices are evicted and read again, with this beginning: there one decision
 that falls the other way (accounts are summed in another order) changes all that follow."""
