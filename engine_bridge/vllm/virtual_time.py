@@ -266,7 +266,10 @@ class VirtualVllm:
         )
 
     def _unread(self, row: int) -> int:
-        """The row to begin with of a request that arrives, as `replay.slices.unread`."""
+        """The row to begin with of a request that arrives, as `replay.slices.unread`.
+
+        Nothing that was read is ever believed to be gone.
+        """
         if row and self._alike[row - 1] != NO_SLICE:
             return row
         return self._pass_over(row, lambda row: self._alike[row] in self._read)

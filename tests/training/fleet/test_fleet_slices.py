@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ import numpy.typing as npt
 import pytest
 
 from trimtab.agents.registry import make_policy
+from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.plan import load_plan, with_values
 from trimtab.engine_bridge.trace import Trace
 from trimtab.envs import score
 from trimtab.training.fleet.run import FleetReplay, FleetRun
 from trimtab.training.fleet.settings import fleet_from
+from trimtab.training.traces.canonical_write import write_trace
 from trimtab.training.traces.generate import generate
 from trimtab.training.whatif.run import drive
 
@@ -125,3 +128,15 @@ def test_an_engine_that_has_ended_is_believed_to_know_until_an_answer_tells() ->
     assert read_s[1] < 0.99 * sliced_s
     assert read_s[2] == pytest.approx(sliced_s, rel=1e-3)
     assert read_s[3] < 0.1 * sliced_s
+
+
+def test_the_command_takes_a_plan_with_slices(
+    trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet, recorded, plan = (tmp_path / name for name in ("one.yaml", "t.parquet", "plan.json"))
+    fleet.write_text(f"name: one\nengines:\n  a: {{engine: '{ENGINE}'}}")
+    plan.write_text(PLAN.model_dump_json())
+    write_trace(trace.head(200), recorded)
+    words = ["fleet", "--trace", str(recorded), "--fleet", str(fleet), "--plan", str(plan)]
+    assert main(words) == 0, capsys.readouterr().err
+    assert "one" in capsys.readouterr().out
