@@ -208,6 +208,7 @@ class Ledger:
         prompt_tokens: int,
         arrived_s: float,
         found_blocks: int,
+        is_slice: bool = False,
     ) -> int:
         """A new request waits; returns its row.
 
@@ -218,6 +219,7 @@ class Ledger:
             prompt_tokens: Prompt length.
             arrived_s: On the scheduler's clock, not after now.
             found_blocks: Blocks of its prompt that are cached now.
+            is_slice: Whether it only reads the beginning of a prompt.
         """
         if not self._free_rows:
             self._add_rows()
@@ -227,6 +229,7 @@ class Ledger:
         r.tier, r.tenant = tier, account
         r.prompt, r.output = prompt_tokens, _UNKNOWN_OUTPUT
         r.found_blocks = found_blocks
+        r.slice = row if is_slice else NONE
         self._users[account] += 1
         self._row_of[request_id] = row
         self._id_of[row] = request_id
@@ -398,6 +401,7 @@ class Ledger:
         blank = records(1, REQUEST)
         for name in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
             blank[name][:] = NONE
+        blank.slice[:] = NONE
         for name in ("arrived_s", "admitted_s", "first_s", "last_s"):
             blank[name][:] = np.nan
         blank.cancel_after_s[:] = np.inf

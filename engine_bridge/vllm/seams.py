@@ -112,6 +112,24 @@ def check_version(version: str) -> None:
         )
 
 
+def check_installed(version: str) -> list[str]:
+    """Seams of the installed vLLM that are not as they should be; it imports vLLM.
+
+    Args:
+        version: The installed version.
+
+    Raises:
+        SeamError: nobody has looked at that version.
+        ImportError: vLLM cannot be imported.
+    """
+    check_version(version)
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return changed_seams(Scheduler, KVCacheManager, BlockPool)
+
+
 def check_engine(scheduler: Any) -> None:
     """Refuse a vLLM, or a way of starting it, that the scheduler does not support.
 
@@ -122,12 +140,8 @@ def check_engine(scheduler: Any) -> None:
         SeamError: one line with what is not supported and the remedy.
     """
     import vllm
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.scheduler import Scheduler
 
-    check_version(vllm.__version__)
-    faults = changed_seams(Scheduler, KVCacheManager, BlockPool)
+    faults = check_installed(vllm.__version__)
     if faults:
         raise SeamError("vLLM", key="seam", value=faults[0], bound="as in a released 0.32 or 0.33")
     config = scheduler.vllm_config
