@@ -55,9 +55,7 @@ def _run(
     trace = trace_of(traffic(seed, tier))
     sliced = in_slices(trace, plan, spec)
     served = serve(sliced.trace, plan, spec, rules)
-    served = replace(
-        served, requests=sliced.fold(served.requests), encode_ms=served.encode_ms[sliced.last]
-    )
+    served = replace(served, requests=sliced.fold(served.requests))
     return IncidentRun(rules=rules, trace=trace, plan=plan, spec=spec, served=served)
 
 

@@ -207,10 +207,10 @@ def test_a_tenant_s_item_does_not_hold_up_the_other_tenants_of_its_tier() -> Non
     trace = prompts(
         (0.0, T0, 300, 1, [(0, 250, 0)]),
         (0.0, T0, 310, 1, [(0, 250, 1)]),
-        (0.0, T0, 320, 1, []),
+        (0.0, T0, 600, 1, []),
     )
-    spec = encoding_engine(small_engine(), budget_tokens=400, cache_tokens=2000)
-    assert steps(engine(trace, spec, "fair")) == [{2: 320, 0: 300}, {1: 310}]
+    spec = encoding_engine(small_engine(), budget_tokens=400, cache_tokens=2000, us_per_token=1.0)
+    assert steps(engine(trace, spec, "fair")) == [{0: 300, 2: 600}, {1: 310}]
 
 
 @pytest.mark.parametrize("rules", ["fair", "fcfs", "priority"])
