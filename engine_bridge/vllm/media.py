@@ -11,6 +11,7 @@ from typing import Any
 
 from trimtab.engine_bridge.encoder_spec import EncoderSpec
 from trimtab.engine_bridge.media import IMAGE, MEDIA_KINDS
+from trimtab.engine_bridge.vllm.traffic_log import Item
 
 
 def kind_of(feature: Any) -> int:
@@ -38,3 +39,21 @@ def encoded_features(scheduled: Mapping[str, list[int]], requests: Mapping[str, 
         requests: Whatever holds the `mm_features` of these requests, by request id.
     """
     return [requests[name].mm_features[at] for name, numbers in scheduled.items() for at in numbers]
+
+
+def encoded_counts(features: Iterable[Any]) -> tuple[int, ...]:
+    """Items and their tokens by kind, as `step_log.ENCODED` names them."""
+    counts = [0] * (2 * len(MEDIA_KINDS))
+    for feature in features:
+        at = 2 * kind_of(feature)
+        counts[at] += 1
+        counts[at + 1] += feature.mm_position.length
+    return tuple(counts)
+
+
+def logged_items(features: Iterable[Any]) -> list[Item]:
+    """The items of a request for the traffic log."""
+    return [
+        Item(MEDIA_KINDS[kind_of(f)], f.mm_position.offset, f.mm_position.length, f.identifier)
+        for f in features
+    ]

@@ -47,6 +47,7 @@ OPTIONAL = (
     "cancel_after_s",
     "stop_reason",
     "image_tokens",
+    "media",
     "acceptance",
 )
 METADATA_KEY = b"trimtab.trace"
