@@ -136,15 +136,16 @@ class Watch:
         Args:
             now_s: When.
             step_ms: Its length, milliseconds.
-            facts: Decodes, tokens they read, chunks, tokens of these, query-key pairs.
+            facts: Decodes, tokens they read, chunks, tokens of these, query-key pairs (and more).
             running: Requests in the batch.
             waiting: Requests in the queue.
             held_blocks: KV blocks that running requests hold.
             encoded: Media that it encoded, as `step_log.ENCODED` names them.
         """
-        decodes, read, chunks, tokens, pairs = facts
+        decodes, read, chunks, tokens, pairs = facts[:5]
         if self._metrics is not None:
             self._metrics.observe_step(step_ms * 1e-3, int(decodes + chunks))
+            self._metrics.observe_encoded(encoded)
         if self._steps is not None:
             self._steps.add(
                 now_s - self._origin_s,
