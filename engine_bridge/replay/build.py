@@ -14,29 +14,32 @@ from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.errors import TraceError, did_you_mean
 from trimtab.engine_bridge.plan import Plan, Tier
 from trimtab.engine_bridge.pricing import priced_prompt_tokens
-from trimtab.engine_bridge.replay.chunks import TOTALS
 from trimtab.engine_bridge.replay.layout import (
-    CLASS,
-    DRAFTING,
-    ENGINE,
-    EVENT,
     FAIR,
     FCFS,
     I4,
     I8,
+    NONE,
+    PRIORITY,
+    TOTALS,
+    State,
+)
+from trimtab.engine_bridge.replay.prefixes import find_runs
+from trimtab.engine_bridge.replay.records import (
+    CLASS,
+    CONTENT,
+    DRAFTING,
+    ENGINE,
+    EVENT,
     ITEM,
     LIST,
-    NONE,
     POOL,
-    PRIORITY,
     REQUEST,
     TENANT,
     TIER,
     Records,
-    State,
     records,
 )
-from trimtab.engine_bridge.replay.prefixes import find_runs
 from trimtab.engine_bridge.replay.verification import BY_TIER, NO_DRAFTS, ONE_LENGTH
 from trimtab.engine_bridge.rules import draft_lengths, retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
@@ -91,6 +94,7 @@ def build_state(
     lists = records(len(tenants) + count, LIST)
     lists.head[:] = NONE
     lists.tail[:] = NONE
+    media = trace.media
     return State(
         engine=_engine(trace, plan, spec, blocks, batch, rules, collapse, speed),
         req=req,
@@ -98,12 +102,17 @@ def build_state(
         tenants=tenants,
         pools=records(len(plan.pools), POOL),
         items=records(blocks + 1, ITEM),
+        item_start=media.start_tokens.astype(np.int64),
+        item_end=media.start_tokens.astype(np.int64) + media.tokens,
+        item_ms=np.zeros(len(media)) if spec.encoder is None else spec.encoder.items_ms(media),
+        item_content=media.content.astype(np.int64),
+        encoded=_contents(int(media.content.max(initial=-1)) + 1),
         classes=classes,
         lists=lists,
         steps=records(4 * batch + 64, EVENT),
         times=records(3 * len(trace) + 64, EVENT),
         drafting=_drafting(count),
-        draft_facts=np.zeros((2, 5)),
+        draft_facts=np.zeros((2, 6)),
         draft_cost=draft_cost(spec.draft),
         coef=spec.coef,
         arrival_s=np.ascontiguousarray(trace.arrival_s),
@@ -133,6 +142,14 @@ def build_state(
         totals=np.zeros(TOTALS),
         step_log=np.zeros((batch if record_steps else 0, 2), np.int64),
     )
+
+
+def _contents(count: int) -> Records:
+    """So many contents of media items, none of them encoded."""
+    encoded = records(count, CONTENT)
+    for column in ("step", "row", "next", "prev"):
+        encoded[column][:] = NONE
+    return encoded
 
 
 def _plan_tiers(trace: Trace, plan: Plan) -> I4:
@@ -183,6 +200,8 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
     req.prompt_worth[:] = priced_prompt_tokens(trace)
     req.stop[:] = trace.stop_reason
     req.joined_step[:] = NONE
+    req.media_first[:] = trace.media.offsets[:-1]
+    req.media_count[:] = np.diff(trace.media.offsets)
     for column in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
         req[column][:] = NONE
     for column in ("arrived_s", "admitted_s", "first_s", "last_s"):
@@ -320,6 +339,12 @@ def _engine(
     if spec.draft is not None:
         e.drafting = BY_TIER if rules == "fair" else ONE_LENGTH
         e.draft_most, e.draft_kept = spec.draft.tokens, spec.draft.kept
+    e.encoder_first = e.encoder_last = NONE
+    if spec.encoder is not None and len(trace.media):
+        e.encoding = 1
+        largest = int(trace.media.tokens.max())
+        e.encoder_budget, e.encoder_cache = spec.encoder.limits(int(e.max_tokens), largest)
+        e.encoder_free = e.encoder_freeable = e.encoder_cache
     switches = plan.rules
     e.rule_budget, e.rule_shares = switches.prefill_budget, switches.prefill_shares
     e.rule_pools, e.rule_backoff = switches.kv_pools, switches.backoff

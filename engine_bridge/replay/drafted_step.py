@@ -66,13 +66,14 @@ def _note_facts(s: State) -> None:
     """Put what the planned step carries beside drafts into `draft_facts[0]`."""
     e, facts = s.engine[0], s.draft_facts
     facts[0, 0], facts[0, 1] = e.decoding, e.read_tokens
-    facts[0, 2] = facts[0, 3] = facts[0, 4] = 0.0
+    facts[0, 2] = facts[0, 3] = facts[0, 4] = facts[0, 5] = 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:
             facts[0, 2] += 1.0
             facts[0, 3] += r.grant
             facts[0, 4] += r.grant * (r.computed + 0.5 * r.grant)
+            facts[0, 5] += r.encode_ms
 
 
 @compiled

@@ -237,5 +237,6 @@ class ReplayEngine:
             tenant_service_ms={
                 (int(t.tier), n): float(t.service_ms) for n, t in enumerate(tenants)
             },
+            encode_ms=self._state.req.encoded_ms.copy(),
             drafts=draft_counts(self._state),
         )

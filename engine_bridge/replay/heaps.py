@@ -7,7 +7,7 @@ caller keeps the count and what an event means.
 from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.layout import Records
+from trimtab.engine_bridge.replay.records import Records
 
 
 @compiled

@@ -10,6 +10,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.pricing import OUTPUT_PRICE, REPEATED_PROMPT_PRICE
+from trimtab.engine_bridge.replay.encoding import drop_items, first_open
 from trimtab.engine_bridge.replay.isolation import is_spared
 from trimtab.engine_bridge.replay.kv_cache import (
     hold_cached,
@@ -63,6 +64,9 @@ def estimate(s: State, row: int, cached_tokens: int) -> None:
     r.prefill_estimate_ms = prefill_cost_ms(
         s.coef, float(uncached), float(cached_tokens), e.prefill_share_ms
     )
+    if e.encoding == 1:
+        for item in range(first_open(s, row, cached_tokens), r.media_first + r.media_count):
+            r.prefill_estimate_ms += s.item_ms[item]
     decode_ms = decode_cost_ms(s.coef, float(r.prompt), float(r.predicted), e.decode_share_ms)
     r.estimate_ms = r.prefill_estimate_ms + decode_ms / _step_tokens(s, row)
 
@@ -321,6 +325,7 @@ def preempt(s: State, row: int) -> None:
     if r.status == DECODING and e.grown_step == e.step:
         planned += 1
     _leave_batch(s, row)
+    drop_items(s, row, e.mode == FAIR)
     # vLLM has named what it planned for this step; under the fair rules it comes after planning.
     named = r.computed + (planned if e.mode != FAIR else 0)
     name_blocks(s, row, named, e.mode != FAIR)
@@ -400,6 +405,7 @@ def end(s: State, row: int, outcome: int) -> None:
     tier = s.tiers[r.tier]
     if r.status == PREFILLING or r.status == DECODING:
         _leave_batch(s, row)
+        drop_items(s, row, False)
         name_blocks(s, row, r.computed, False)
         release(s, row, r.computed)
     elif r.list != NONE:

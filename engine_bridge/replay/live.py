@@ -142,19 +142,21 @@ def step_facts(s: State, facts: F8) -> float:
 
     Args:
         s: The books.
-        facts: Filled with decodes, the KV tokens that they read, prefill chunks, their tokens and
-            their query-key pairs, shape (5,).
+        facts: Filled with decodes, the KV tokens that they read, prefill chunks, their tokens,
+            their query-key pairs, and the milliseconds of the items that are encoded, shape (6,).
     """
     e = s.engine[0]
     facts[0], facts[1] = e.decoding, e.read_tokens
-    facts[2] = facts[3] = facts[4] = 0.0
+    facts[2] = facts[3] = facts[4] = facts[5] = 0.0
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:
             facts[2] += 1.0
             facts[3] += r.grant
             facts[4] += r.grant * (r.computed + 0.5 * r.grant)
-    return predicted_step_ms(s.coef, facts[0], facts[1], facts[2], facts[3], facts[4])
+            facts[5] += r.encode_ms
+    ms = predicted_step_ms(s.coef, facts[0], facts[1], facts[2], facts[3], facts[4])
+    return ms + facts[5]
 
 
 @compiled
@@ -195,7 +197,7 @@ def verified(s: State, facts: F8, draft_ms: float) -> None:
 
     Args:
         s: The books; `drafted` and `accepted` of each request tell what it verified.
-        facts: What that step carried beside drafts, shape (5,).
+        facts: What that step carried beside drafts, shape (6,).
         draft_ms: What one of its drafts took of its time.
     """
     s.draft_facts[0, :] = facts

@@ -100,7 +100,8 @@ def _turn(s: State, until_s: float) -> bool:
         book_mixed(s, tokens)
         end_in_order(s, advance_prefills(s, due_decodes(s)))
     elif e.decoding > 0:
-        run_decodes(s, until_s)
+        # A prompt that stands before an item may go on in any step.
+        run_decodes(s, until_s if e.prefilling == 0 else e.now_s)
         end_in_order(s, due_decodes(s))
     else:
         at = next_event_s(s)

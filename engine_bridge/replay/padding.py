@@ -7,8 +7,7 @@ as a decode has drafts. They take time and blocks and give nothing.
 from __future__ import annotations
 
 from trimtab.engine_bridge.compiled import inlined
-from trimtab.engine_bridge.replay.chunks import BUDGET, PADDED, TOKENS
-from trimtab.engine_bridge.replay.layout import State
+from trimtab.engine_bridge.replay.layout import BUDGET, PADDED, TOKENS, State
 
 
 @inlined

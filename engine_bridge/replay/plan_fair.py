@@ -16,10 +16,12 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
+from trimtab.engine_bridge.replay.chunks import chunk, grant, open_step
+from trimtab.engine_bridge.replay.encoding import open_items
 from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
+from trimtab.engine_bridge.replay.item_limits import is_held_back
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
-from trimtab.engine_bridge.replay.layout import NONE, State
+from trimtab.engine_bridge.replay.layout import BUDGET, NONE, OPEN, TOKENS, WORK, State
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.padding import has_room_padded, pad, reserve, slots
@@ -62,7 +64,7 @@ def pick_candidate(s: State, number: int) -> None:
     """The tier's next request: a preempted one whose time has come, else by rule 1 or 14."""
     e, tier = s.engine[0], s.tiers[number]
     row = s.lists[resumed_list(s, number)].head
-    while row != NONE and s.req[row].eligible_s > e.now_s:
+    while row != NONE and (s.req[row].eligible_s > e.now_s or is_held_back(s, row)):
         row = s.req[row].next
     if row != NONE:
         tier.candidate_finish_ms = s.req[row].finish_tag_ms
@@ -74,6 +76,9 @@ def pick_candidate(s: State, number: int) -> None:
     else:
         row = next_by_finish(s.engine, s.tiers, s.tenants, s.req, s.lists, s.active, number)
     tier.candidate = row
+    if row == NONE and tier.active_count > 0:
+        # Each tenant that waits does so for an item's turn.
+        tier.blocked = _NO_TOKENS
 
 
 @compiled
@@ -191,6 +196,11 @@ def _open(s: State) -> None:
         return
     open_step(s)
     e.claimed_blocks = 0
+    e.mark = 2 * (e.step % 1_000_000) + 1
+    e.seen_epoch = e.epoch
+    e.first_pass = 1 if e.rule_shares == 1 and e.rule_budget == 1 else 0
+    if e.first_pass == 0:
+        e.mark += 1
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
         tier.blocked = 0
@@ -198,11 +208,6 @@ def _open(s: State) -> None:
         tier.candidate = NONE
         if e.fresh == 1 and tier.waiting > 0:
             pick_candidate(s, t)
-    e.mark = 2 * (e.step % 1_000_000) + 1
-    e.seen_epoch = e.epoch
-    e.first_pass = 1 if e.rule_shares == 1 and e.rule_budget == 1 else 0
-    if e.first_pass == 0:
-        e.mark += 1
     e.stage = _PICK
 
 
@@ -211,7 +216,7 @@ def _pick(s: State) -> int:
     """Who is next: a running prefill takes its chunk here, a waiting request is looked at."""
     e, totals = s.engine[0], s.totals
     row, number = NONE, NONE
-    if totals[OPEN] == 1.0 and totals[TOKENS] < totals[BUDGET]:
+    if totals[OPEN] == 1.0 and totals[TOKENS] + totals[WORK] < totals[BUDGET]:
         row = _next_prefill(s, e.mark)
         if row != NONE and e.longest_step_ms < np.inf:
             row = first_of_tier(s, e.mark, row)
@@ -241,6 +246,8 @@ def _next_pass(s: State) -> None:
     for t in range(len(s.tiers)):
         if s.tiers[t].blocked == _NO_TOKENS:
             s.tiers[t].blocked = _REOPENED
+            if e.item_held == 1:
+                pick_candidate(s, t)
 
 
 @compiled
@@ -287,6 +294,10 @@ def _judge(s: State) -> None:
     r = s.req[row]
     computed = min(r.found_blocks * e.block_size, r.target - 1)
     e.op_tokens = chunk(s, row, computed, e.first_pass == 1)
+    if e.op_tokens <= 0 and is_held_back(s, row):
+        pick_candidate(s, e.plan_tier)
+        e.stage = _PICK
+        return
     if e.op_tokens <= 0 or not has_room_padded(s, row, computed):
         s.tiers[e.plan_tier].blocked = _NO_TOKENS
         e.stage = _PICK
@@ -367,6 +378,8 @@ def _grant_first(s: State) -> None:
     tier.blocked = 0
     if e.drafting > 0:
         reserve(s, row)
+    if e.encoding == 1:
+        open_items(s, row, r.computed)
     grant(s, row, min(e.op_tokens, r.target - r.computed))
     name_blocks(s, row, r.computed + r.grant, False)
     r.mark = e.mark
@@ -405,7 +418,7 @@ def _note_blocked(s: State) -> None:
     e, totals = s.engine[0], s.totals
     if e.waiting == 0 or e.epoch != e.seen_epoch or totals[OPEN] == 0.0:
         return
-    if totals[TOKENS] >= totals[BUDGET]:
+    if totals[TOKENS] + totals[WORK] >= totals[BUDGET] or e.item_held == 1:
         return
     for t in range(len(s.tiers)):
         tier = s.tiers[t]

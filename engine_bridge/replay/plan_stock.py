@@ -11,14 +11,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.engine_bridge.compiled import compiled
+from trimtab.engine_bridge.compiled import compiled, inlined
+from trimtab.engine_bridge.replay.encoding import drop_items, hold_items, open_items
 from trimtab.engine_bridge.replay.kv_cache import (
     free_blocks,
     look_up,
     take_blocks,
     take_growth,
 )
-from trimtab.engine_bridge.replay.layout import DECODING, FCFS, NONE, PREFILLING, State
+from trimtab.engine_bridge.replay.layout import (
+    DECODING,
+    ENCODED,
+    FCFS,
+    NONE,
+    PREFILLING,
+    PRIORITY,
+    State,
+)
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.padding import padding
@@ -34,6 +43,18 @@ def _head(s: State) -> int:
         if head != NONE:
             return head
     return NONE
+
+
+@inlined
+def _after(s: State, row: int) -> int:
+    """Who waits behind a request."""
+    following = int(s.req[row].next)
+    if s.engine[0].mode == PRIORITY:
+        tier = int(s.req[row].tier) + 1
+        while following == NONE and tier < len(s.tiers):
+            following = int(s.lists[resumed_list(s, tier)].head)
+            tier += 1
+    return following
 
 
 @compiled
@@ -80,6 +101,11 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         row = s.prefilling[at]
         r = s.req[row]
         chunk = min(r.target - r.computed, budget - granted)
+        if e.encoding == 1:
+            chunk = hold_items(s, row, r.computed, chunk)
+            if chunk == 0:
+                at += 1
+                continue
         need = -(-(r.computed + chunk) // e.block_size) - r.blocks
         while need > free_blocks(s) and r.status == PREFILLING:
             preempt(s, last_in_batch(s))
@@ -106,12 +132,15 @@ def plan_stock(s: State) -> int:
     else:
         take_growth(s)
     budget = e.max_tokens - e.decoding - e.ahead
+    s.totals[ENCODED] = 0.0
     granted, preempted = _continue_prefills(s, budget)
     if short or preempted:
         return granted
     continued = granted
-    while e.waiting > 0 and granted < budget and e.running < e.max_seqs:
-        row = _head(s)
+    following = _head(s)
+    while following != NONE and granted < budget and e.running < e.max_seqs:
+        row = following
+        following = _after(s, row)
         r = s.req[row]
         look_up(s, row)
         computed = r.found_blocks * e.block_size
@@ -120,10 +149,16 @@ def plan_stock(s: State) -> int:
         more = 0
         if continued == 0 and (computed > 0 or e.decoding > 0):
             more = padding(s, row, computed)
-        held = max(r.target, computed + chunk + more)
         if more > budget - granted - chunk:
             break
+        if e.encoding == 1:
+            open_items(s, row, computed)
+            chunk = hold_items(s, row, computed, chunk)
+            if chunk == 0:
+                continue
+        held = max(r.target, computed + chunk + more)
         if -(-held // e.block_size) - r.found_blocks + r.found_idle > free_blocks(s):
+            drop_items(s, row, True)
             break
         admit(s, row, computed + chunk + more)
         # Whoever is admitted next in this step finds these blocks already.

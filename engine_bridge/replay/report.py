@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.allocation import Allocation
-from trimtab.engine_bridge.replay.layout import FINISHED, Records, State
+from trimtab.engine_bridge.replay.layout import FINISHED, State
+from trimtab.engine_bridge.replay.records import Records
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
 from trimtab.engine_bridge.telemetry import Telemetry, TierTelemetry
 
@@ -53,6 +54,8 @@ class ReplayResult:
     """What rule 3 allows for this run's largest request and step (docs/fairness.md)."""
     tenant_service_ms: Mapping[tuple[int, int], float]
     """Engine time by tier and tenant number."""
+    encode_ms: npt.NDArray[np.float64]
+    """Engine time that encoding each request's media items took, shape (requests,)."""
     drafts: tuple[DraftCounts, ...] = ()
     """By tier; empty for an engine without a draft model."""
 

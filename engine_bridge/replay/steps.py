@@ -12,7 +12,9 @@ from typing import Final
 import numpy as np
 
 from trimtab.engine_bridge.compiled import inlined
+from trimtab.engine_bridge.replay.encoding import pass_items
 from trimtab.engine_bridge.replay.heaps import drop_first
+from trimtab.engine_bridge.replay.item_limits import owe
 from trimtab.engine_bridge.replay.kv_cache import take_growth
 from trimtab.engine_bridge.replay.layout import DECODING, FAIR, FINISHED, State
 from trimtab.engine_bridge.replay.lifecycle import end, outlive, start_decoding, use
@@ -97,13 +99,14 @@ def book_mixed(s: State, tokens: int) -> None:
     read = decode_attention_ms(coef, float(decodes), float(e.read_tokens))
     read += mixed_attention_ms(coef, float(tokens), float(decodes), float(e.read_tokens))
     read *= e.speed
-    share = linear / total
+    share, encode = linear / total, 0.0
     for at in range(e.prefilling):
         row = s.prefilling[at]
         r = s.req[row]
         if r.grant > 0:
             part = r.grant * (r.computed + 0.5 * r.grant) / pairs
-            use(s, row, share * r.grant + attention * part)
+            encode += r.encode_ms * e.speed
+            use(s, row, share * r.grant + attention * part + r.encode_ms * e.speed)
             s.tiers[r.tier].prefill_tokens += r.grant
     if decodes > 0:
         per_token = read / e.read_tokens
@@ -111,13 +114,15 @@ def book_mixed(s: State, tokens: int) -> None:
         e.read_ms += per_token
         e.read_step_ms += per_token * e.step
         e.decode_share_ms += _SHARE_RATE * (share - e.decode_share_ms)
-    e.now_s += (linear + attention + read) * 1e-3
-    e.busy_ms += linear + attention + read
+    e.now_s += (linear + attention + read + encode) * 1e-3
+    e.busy_ms += linear + attention + read + encode
     e.scale += SCALE_RATE * (e.speed - e.scale)
     e.read_tokens += decodes
     e.step += 1
     e.interval_steps += 1
     e.interval_batch += decodes + chunks
+    if encode > 0.0:
+        owe(s, linear + attention + read + encode, encode)
 
 
 @inlined
@@ -134,6 +139,8 @@ def advance_prefills(s: State, ending: int) -> int:
         # What vLLM pads a prompt's last token with (`padding`) is computed for nothing.
         r.computed = min(r.computed + r.grant, r.target)
         r.grant = 0
+        if e.encoding == 1:
+            pass_items(s, row)
         if r.computed < r.target:
             at += 1
             continue

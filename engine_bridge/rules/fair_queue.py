@@ -326,13 +326,25 @@ def settle(
 
 
 @compiled
-def least_start_ms(tiers: Records, tenants: Records, active: Any, tier_number: int) -> float:
-    """The least virtual start among a tier's waiting tenants; infinity if none waits."""
+def least_start_ms(
+    tiers: Records, tenants: Records, active: Any, tier_number: int, held: int
+) -> float:
+    """The least virtual start among a tier's waiting tenants; infinity if none waits.
+
+    Tenants with the mark `held` do not count.
+    """
     tier = tiers[tier_number]
     least = float("inf")
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
-        least = min(least, tenant_start_ms(tenants[active[slot]]))
+        if tenants[active[slot]].held_mark != held:
+            least = min(least, tenant_start_ms(tenants[active[slot]]))
     return least
+
+
+@inlined
+def held_mark(engine: Records) -> int:
+    """The mark of tenants whose next request a media item holds back in this pass of the plan."""
+    return engine[0].mark if engine[0].item_held == 1 else NONE
 
 
 @compiled
@@ -347,10 +359,12 @@ def next_by_finish(
 ) -> int:
     """Rule 1 inside a tier: the head with the least virtual finish less lead, ties by arrival."""
     e, tier = engine[0], tiers[tier_number]
-    best, best_finish = NONE, float("inf")
+    best, best_finish, held = NONE, float("inf"), held_mark(engine)
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
         tenant = tenants[account]
+        if tenant.held_mark == held:
+            continue
         row = lists[account].head
         finish = tenant_start_ms(tenant) + req[row].estimate_ms / tenant.share
         finish -= lead_ms(engine, tenant, req[row], e.age_tenants_ms)
@@ -382,12 +396,15 @@ def next_by_feasibility(
     e, tier = engine[0], tiers[tier_number]
     window = e.age_tenants_ms
     due_first = window > 0.0 and tier.since_due + 1 >= e.due_every
-    least = least_start_ms(tiers, tenants, active, tier_number)
+    held = held_mark(engine)
+    least = least_start_ms(tiers, tenants, active, tier_number, held)
     edge = least + e.window_ms
     best, best_rank, best_key = NONE, _LATE, float("inf")
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
         tenant = tenants[account]
+        if tenant.held_mark == held:
+            continue
         row, seen = lists[account].head, 0
         head_start, head_ms = tenant_start_ms(tenant), req[row].position_ms
         while row != NONE and seen < scan:

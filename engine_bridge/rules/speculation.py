@@ -55,13 +55,14 @@ def verified_step_ms(
 
     Args:
         coef: The step-time model's coefficients.
-        facts: Decodes, the KV tokens that they read, prefill chunks, their tokens and their
-            query-key pairs, shape (5,).
+        facts: Decodes, the KV tokens that they read, prefill chunks, their tokens, their query-key
+            pairs, and the milliseconds of what encoders do beside, shape (6,).
         drafts: Draft tokens of all requests.
     """
-    decodes, kv_tokens, chunks, chunk_tokens, pairs = facts
+    decodes, kv_tokens, chunks, chunk_tokens, pairs, encode_ms = facts
     tokens = decodes + drafts + chunk_tokens
-    return step_ms(coef, tokens, decodes + chunks, chunks, chunk_tokens, pairs, decodes, kv_tokens)
+    ms = step_ms(coef, tokens, decodes + chunks, chunks, chunk_tokens, pairs, decodes, kv_tokens)
+    return ms + encode_ms
 
 
 @compiled

@@ -19,7 +19,7 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay import live
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
-from trimtab.engine_bridge.replay.layout import REQUEST, State, records
+from trimtab.engine_bridge.replay.layout import State
 from trimtab.engine_bridge.replay.loop import close_interval
 from trimtab.engine_bridge.replay.plan_fair import (
     ADMIT,
@@ -30,6 +30,7 @@ from trimtab.engine_bridge.replay.plan_fair import (
     defer_candidate,
     next_op,
 )
+from trimtab.engine_bridge.replay.records import REQUEST, records
 from trimtab.engine_bridge.replay.report import TelemetryLog
 from trimtab.engine_bridge.replay.settings import close_accounts, put_allocation
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
@@ -90,7 +91,7 @@ class Ledger:
         self._free_rows = list(range(len(state.req) - 1, -1, -1))
         self.allocation = Allocation.static(plan)
         put_allocation(self._state, self.allocation, capacity=max_num_seqs)
-        self._facts = np.zeros(5)
+        self._facts = np.zeros(6)
         self._interval_busy_ms = 0.0
 
     def _take_state(self, state: State) -> None:
@@ -339,8 +340,8 @@ class Ledger:
     def step_facts(self) -> tuple[float, list[float]]:
         """Of the planned step: the step-time model's milliseconds, and what it carries.
 
-        That is decodes, the KV tokens that they read, prefill chunks, their tokens and their
-        query-key pairs.
+        That is decodes, the KV tokens that they read, prefill chunks, their tokens, their
+        query-key pairs, and the milliseconds of the media items that are encoded.
         """
         model_ms = float(live.step_facts(self.handle, self._facts))
         return model_ms, self._facts.tolist()

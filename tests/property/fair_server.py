@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.compiled import compiled
-from trimtab.engine_bridge.replay.layout import (
+from trimtab.engine_bridge.replay.layout import F8, I4, NONE
+from trimtab.engine_bridge.replay.records import (
     ENGINE,
-    F8,
-    I4,
     LIST,
-    NONE,
     REQUEST,
     TENANT,
     TIER,

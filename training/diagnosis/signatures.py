@@ -269,7 +269,7 @@ def _rate(tiers: Mapping[str, _Drafting], kv_tokens: float, spec: EngineSpec) ->
         tier.decodes * tokens_per_step(tier.acceptance, kept, tier.length)
         for tier in tiers.values()
     )
-    ms = verified_step_ms(spec.coef, np.array([decodes, kv_tokens, 0.0, 0.0, 0.0]), drafts)
+    ms = verified_step_ms(spec.coef, np.array([decodes, kv_tokens, 0.0, 0.0, 0.0, 0.0]), drafts)
     if draft is not None:
         longest = max(tier.length for tier in tiers.values())
         ms += drafting_ms(draft.us_per_token, draft.pass_ms, drafts, float(longest))

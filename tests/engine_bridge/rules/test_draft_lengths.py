@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.engine_bridge.engine_spec import get_engine_spec
-from trimtab.engine_bridge.replay.layout import DRAFTING, records
+from trimtab.engine_bridge.replay.records import DRAFTING, records
 from trimtab.engine_bridge.rules import draft_lengths
 from trimtab.engine_bridge.rules.draft_lengths import MARGIN, PROBE_STEPS, SETTLE_STEPS
 from trimtab.engine_bridge.rules.speculation import (
@@ -55,7 +55,7 @@ def _rate(facts: Any, decodes: float, share: float, cost: Any, length: int) -> f
 def test_no_other_length_wins_more_than_the_margin(
     decodes: int, context: int, chunk: int, share: float, us: float, pass_ms: float, now: int
 ) -> None:
-    facts = np.array([decodes, decodes * context, chunk > 0, chunk, 0.5 * chunk * chunk])
+    facts = np.array([decodes, decodes * context, chunk > 0, chunk, 0.5 * chunk * chunk, 0])
     facts = facts.astype(np.float64)
     cost = np.array([us, pass_ms, PREFILL_WORTH])
     best = best_drafts(
@@ -68,8 +68,8 @@ def test_no_other_length_wins_more_than_the_margin(
 
 
 def test_a_prefill_that_a_longer_step_would_delay_shortens_drafts() -> None:
-    alone = np.array([32.0, 32 * 800.0, 0.0, 0.0, 0.0])
-    beside = np.array([32.0, 32 * 800.0, 1.0, 1500.0, 0.5 * 1500**2])
+    alone = np.array([32.0, 32 * 800.0, 0.0, 0.0, 0.0, 0.0])
+    beside = np.array([32.0, 32 * 800.0, 1.0, 1500.0, 0.5 * 1500**2, 0.0])
     lengths = [
         best_drafts(COEF, facts, 32.0, 0.4, 1.0, np.zeros(3), FREE, MOST, 0, MARGIN)
         for facts in (alone, beside)
@@ -85,7 +85,7 @@ class Engine:
         draft_lengths.begin(self.drafting)
         draft_lengths.allow(self.drafting, [most] * len(batch))
         self.batch, self.steps = batch, 0
-        self.smoothed = np.zeros(5)
+        self.smoothed = np.zeros(6)
         self.rng = np.random.default_rng(seed)
         self.chosen: list[list[int]] = []
 
@@ -100,7 +100,7 @@ class Engine:
                     if length:
                         draft_lengths.observe(tier, 1.0, length, accepted)
             decodes = sum(self.batch)
-            facts = np.array([decodes, decodes * 800, 0.0, 0.0, 0.0])
+            facts = np.array([decodes, decodes * 800, 0.0, 0.0, 0.0, 0.0])
             draft_lengths.choose(COEF, self.drafting, facts, self.smoothed, FREE, 1.0, self.steps)
             self.steps += 1
             self.chosen.append([int(length) for length in self.drafting.length])
