@@ -100,10 +100,14 @@ def reach(
         if shown(s, first, item, item):
             continue
         content = s.encoded[s.item_content[item]]
-        if content.cached == 1:
-            freeable -= content.tokens if content.refs == 0 else 0
-            continue
         before = max(0, int(s.item_start[item]) - position)
+        if content.cached == 1:
+            needs = content.tokens if content.refs == 0 else 0
+            if needs > freeable:
+                most = before
+                break
+            freeable -= needs
+            continue
         timed = limit_ms < np.inf
         so_far_ms = totals[ENCODE_MS] + encode_ms
         if timed and before > 0 and _believed_ms(s, row, position, before, so_far_ms) > limit_ms:
