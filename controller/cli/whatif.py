@@ -103,6 +103,16 @@ Acceptance = Annotated[
         "Other tiers have the trace's column acceptance; without it they are not drafted for.",
     ),
 ]
+ImageUs = Annotated[
+    float | None,
+    typer.Option(
+        "--image-us",
+        help="Microseconds that the encoder takes for a prompt token of an image, on an engine "
+        "file without an encoder section or in the place of what it says.",
+    ),
+]
+AudioUs = Annotated[float | None, typer.Option("--audio-us", help="The same for a clip of audio.")]
+VideoUs = Annotated[float | None, typer.Option("--video-us", help="The same for a video.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -131,6 +141,9 @@ def whatif(
     draft_tokens: DraftTokens = None,
     draft_us: DraftUs = None,
     acceptance: Acceptance = None,
+    image_us: ImageUs = None,
+    audio_us: AudioUs = None,
+    video_us: VideoUs = None,
 ) -> None:
     """Replay recorded traffic under several policies or plans, and say how each tier fares.
 
@@ -148,6 +161,7 @@ def whatif(
     from trimtab.controller.cli.study import Outputs, deliver, run_with_progress
     from trimtab.engine_bridge.engine_spec import get_engine_spec
     from trimtab.training.whatif.drafting import check_acceptance, with_draft, with_draft_lengths
+    from trimtab.training.whatif.encoding import encoder_notes, with_encoder
     from trimtab.training.whatif.run import Study, default_drain_s
 
     limits = {
@@ -178,9 +192,12 @@ def whatif(
         us_per_token=draft_us,
         acceptance=acceptance,
     )
+    spec = with_encoder(spec, image_us=image_us, audio_us=audio_us, video_us=video_us)
     contenders = tuple(replace(c, plan=with_draft_lengths(c.plan, spec)) for c in contenders)
     traffic = read_traffic(trace)
     check_acceptance(traffic, spec)
+    for note in encoder_notes(traffic, spec):
+        typer.echo(f"trimtab: {note}", err=True)
     check_fit(traffic, [contender.plan for contender in contenders], spec)
     study = Study(
         trace=traffic,
@@ -196,6 +213,7 @@ def whatif(
         {"--trace": trace, "--plan": plan, "--policy": policy, "--engine": engine}
         | {"--seeds": seeds, "--drain-s": drain_s, **limits}
         | {"--draft-tokens": draft_tokens, "--draft-us": draft_us, "--acceptance": acceptance}
+        | {"--image-us": image_us, "--audio-us": audio_us, "--video-us": video_us}
         | {"--html": html},
         caching=enable_prefix_caching,
     )

@@ -83,14 +83,15 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
     """Tokens that this request may add to the step now; 0 closes the step when time is up."""
     e, r, totals = s.engine[0], s.req[row], s.totals
     tier = s.tiers[r.tier]
-    most = min(r.target - computed - r.grant, int(totals[BUDGET] - totals[TOKENS] - totals[WORK]))
+    room = int(totals[BUDGET] - totals[TOKENS] - totals[WORK])
     if first_pass:
-        most = min(most, int(tier.prefill_share * totals[BUDGET]) - tier.granted)
+        room = min(room, int(tier.prefill_share * totals[BUDGET]) - tier.granted)
     if tier.low == 1 and totals[LOW] >= 0.0:
-        most = min(most, max(1, int(e.low_share * totals[BUDGET])) - int(totals[LOW]))
+        room = min(room, max(1, int(e.low_share * totals[BUDGET])) - int(totals[LOW]))
+    most = min(r.target - computed - r.grant, room)
     if most <= 0:
         return 0
-    limit, room, needed = totals[LIMIT], most, 0
+    limit, needed = totals[LIMIT], 0
     beside_spared = r.spared == 0 and totals[SPARED] > 0.0
     if r.spared == 0:
         limit = min(limit, e.longest_step_ms / e.scale)
@@ -100,7 +101,7 @@ def chunk(s: State, row: int, computed: int, first_pass: bool) -> int:
         most = min(most, max(0, e.min_chunk - int(totals[TOKENS] - totals[SPARED])))
     if r.media_count > 0 and e.encoding == 1 and most > 0:
         most, encode_ms, needed = reach(s, row, computed, most, room, limit)
-        limit -= totals[ENCODE_MS] + encode_ms
+        limit -= encode_ms
     else:
         limit -= totals[ENCODE_MS]
     if limit == np.inf or beside_spared or most <= 0:

@@ -40,11 +40,17 @@ def open_items(s: State, row: int, computed: int) -> None:
 @inlined
 def shown(s: State, first: int, last: int, item: int) -> bool:
     """Whether one of the items from `first` up to, not with, `last` has the same content."""
-    content = s.item_content[item]
-    for at in range(first, last):
-        if s.item_content[at] == content:
-            return True
-    return False
+    at, content = first, s.item_content[item]
+    while at < last and s.item_content[at] != content:
+        at += 1
+    return bool(at < last)
+
+
+@inlined
+def unheld(s: State, item: int) -> int:
+    """Tokens of the cache that are no longer free once a request holds what an item shows."""
+    c = s.encoded[s.item_content[item]]
+    return int(c.tokens) if c.refs == 0 else 0
 
 
 @inlined
@@ -152,10 +158,8 @@ def hold_items(s: State, row: int, position: int, tokens: int) -> int:
         item = int(r.media_held)
         if not shown(s, r.media_next, item, item):
             content = int(s.item_content[item])
-            if s.encoded[content].cached == 1:
-                held = _hold(s, content)
-            else:
-                held = _encode(s, row, item)
+            cached = s.encoded[content].cached == 1
+            held = _hold(s, content) if cached else _encode(s, row, item)
             if not held:
                 return max(0, int(s.item_start[item]) - position)
         r.media_held += 1

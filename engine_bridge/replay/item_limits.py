@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.encoding import first_open, item_work, shown
+from trimtab.engine_bridge.replay.encoding import first_open, item_work, shown, unheld
 from trimtab.engine_bridge.replay.layout import (
     CHUNKS,
     ENCODE_MS,
@@ -26,6 +24,7 @@ from trimtab.engine_bridge.replay.layout import (
     State,
 )
 from trimtab.engine_bridge.rules.budget import predicted_step_ms
+from trimtab.engine_bridge.rules.fair_queue import tenant_start_ms
 
 LEAST_PAID: Final = 0.02
 """Part of the engine's time by which a debt falls at least: so it is paid in finite time. Steps of
@@ -69,6 +68,36 @@ def is_held_back(s: State, row: int) -> bool:
     return bool(e.item_held == 1 and mark == e.mark)
 
 
+@inlined
+def _may_start(s: State, before: int, crowds: bool, late: bool, alone: bool) -> bool:
+    """Whether an item may be encoded that is more than the budget's room, or than the time left.
+
+    Args:
+        s: The memory.
+        before: Tokens of the chunk before it.
+        crowds: It is more than is left of the budget.
+        late: With it the step runs over its limit.
+        alone: Nothing else is encoded in this step so far.
+    """
+    first = before == 0 and s.totals[TOKENS] == 0.0
+    owed = s.engine[0].encode_debt_ms > 0.0
+    # Where nothing else would run nobody is kept waiting by a late one.
+    paid = not owed or (first and s.engine[0].decoding == 0)
+    return alone and (first or not crowds) and (paid or not late)
+
+
+@compiled
+def lift_held(s: State, number: int) -> None:
+    """A tenant whose next request waits for an item's turn banks no credit from it (rule 3)."""
+    e, tier = s.engine[0], s.tiers[number]
+    for slot in range(tier.active_start, tier.active_start + tier.active_count):
+        tenant = s.tenants[s.active[slot]]
+        if tenant.held_mark != e.mark:
+            continue
+        least = tier.tenant_v - tier.largest_estimate_ms / tenant.share
+        tenant.account_ms += max(0.0, least - tenant_start_ms(tenant))
+
+
 @compiled
 def reach(
     s: State, row: int, computed: int, most: int, room: int, limit_ms: float
@@ -89,55 +118,50 @@ def reach(
     """
     e, r, totals = s.engine[0], s.req[row], s.totals
     position = computed + r.grant
-    first = int(r.media_next)
-    held = int(r.media_held)
+    first, held = int(r.media_next), int(r.media_held)
     if r.status != PREFILLING:
         first = held = first_open(s, row, position)
-    encode_ms, encode_tokens, freeable, needed = 0.0, 0, int(e.encoder_freeable), 0
+    so_far_ms, encoded, freeable = totals[ENCODE_MS], totals[ENCODED], e.encoder_freeable
+    needed = 0
     for item in range(max(first, held), r.media_first + r.media_count):
         if s.item_start[item] >= position + most:
             break
         if shown(s, first, item, item):
             continue
-        content = s.encoded[s.item_content[item]]
         before = max(0, int(s.item_start[item]) - position)
-        if content.cached == 1:
-            needs = content.tokens if content.refs == 0 else 0
+        if s.encoded[s.item_content[item]].cached == 1:
+            needs = unheld(s, item)
             if needs > freeable:
                 most = before
                 break
             freeable -= needs
             continue
-        timed = limit_ms < np.inf
-        so_far_ms = totals[ENCODE_MS] + encode_ms
-        if timed and before > 0 and _believed_ms(s, row, position, before, so_far_ms) > limit_ms:
+        if before > 0 and _believed_ms(s, row, position, before, so_far_ms) > limit_ms:
             # Its text alone is more than the step has time for.
             most = before
             break
-        tokens, ms = int(s.item_end[item] - s.item_start[item]), s.item_ms[item]
-        fits = tokens <= min(freeable, int(e.encoder_budget - totals[ENCODED]) - encode_tokens)
-        crowds = before + 1 + item_work(s, item) > room
-        late = ms > 0.0 and timed
-        late = late and _believed_ms(s, row, position, before + 1, so_far_ms + ms) > limit_ms
-        if crowds or late:
-            fits = fits and totals[ENCODED] + encode_tokens == 0
-        if crowds:
-            fits = fits and before == 0 and totals[TOKENS] == 0.0
-        if late and e.encode_debt_ms > 0.0:
-            # Where nothing else would run nobody is kept waiting by it.
-            fits = fits and before == 0 and totals[TOKENS] == 0.0 and e.decoding == 0
+        tokens, ms, work = (
+            s.item_end[item] - s.item_start[item],
+            s.item_ms[item],
+            item_work(s, item),
+        )
+        crowds = before + 1 + work > room
+        late = ms > 0.0 and _believed_ms(s, row, position, before + 1, so_far_ms + ms) > limit_ms
+        fits = tokens <= min(freeable, e.encoder_budget - encoded)
+        if fits and (crowds or late):
+            fits = _may_start(s, before, crowds, late, encoded == 0.0)
         if not fits:
             most = before
             break
-        encode_ms += ms
-        encode_tokens += tokens
+        so_far_ms += ms
+        encoded += tokens
         freeable -= tokens
         needed = before + 1
-        room = 0 if crowds else room - item_work(s, item)
+        room = 0 if crowds else room - work
         most = most if crowds else min(most, room)
     if most == 0:
         _hold_back(s, row)
-    return most, encode_ms, needed
+    return most, so_far_ms, needed
 
 
 @inlined
@@ -165,9 +189,12 @@ def pay(s: State) -> None:
 
 @inlined
 def owe(s: State, step_ms: float, encode_ms: float) -> None:
-    """A step has run, `encode_ms` of it for items: what that took over its limit is owed."""
+    """A step has run, `encode_ms` of it for items: what that took over its limit is owed.
+
+    Nothing where nobody decodes: nobody has been kept waiting.
+    """
     e = s.engine[0]
-    if e.mode != FAIR:
+    if e.mode != FAIR or e.decoding == 0:
         return
     over_ms = min(encode_ms, step_ms - _limit_now_ms(s))
     if over_ms > 0.0:

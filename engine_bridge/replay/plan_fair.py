@@ -22,6 +22,14 @@ from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tie
 from trimtab.engine_bridge.replay.item_limits import is_held_back
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
 from trimtab.engine_bridge.replay.layout import BUDGET, NONE, OPEN, TOKENS, WORK, State
+from trimtab.engine_bridge.replay.left_out import (
+    HELD,
+    NO_PLACE,
+    NO_TOKENS,
+    REOPENED,
+    lift_left_out,
+    note_blocked,
+)
 from trimtab.engine_bridge.replay.lifecycle import admit, preempt, resumed_list
 from trimtab.engine_bridge.replay.names import name_blocks
 from trimtab.engine_bridge.replay.padding import has_room_padded, pad, reserve, slots
@@ -36,7 +44,6 @@ from trimtab.engine_bridge.replay.room import (
 from trimtab.engine_bridge.replay.victims import cap_victim, growth_blocks, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
     lead_ms,
-    lift_tier,
     next_by_feasibility,
     next_by_finish,
     tier_start_ms,
@@ -53,10 +60,6 @@ SCAN = 64
 """Requests of one tenant that rule 14 looks at."""
 SCAN_A_TIER = 256
 """Of a tier's in all; of each waiting tenant one at least. A long queue must not cost a step."""
-
-# Why a tier admits no more in this step: no place in the batch, no tokens for it in this pass (open
-# again in the next, but its share kept it out of the first), or a limit of its own.
-_NO_PLACE, _NO_TOKENS, _REOPENED, _HELD = 1, 2, -1, 3
 
 
 @compiled
@@ -78,7 +81,7 @@ def pick_candidate(s: State, number: int) -> None:
     tier.candidate = row
     if row == NONE and tier.active_count > 0:
         # Each tenant that waits does so for an item's turn.
-        tier.blocked = _NO_TOKENS
+        tier.blocked = NO_TOKENS
 
 
 @compiled
@@ -88,7 +91,7 @@ def _block(s: State, number: int) -> None:
     for t in range(len(s.tiers)):
         other = s.tiers[t]
         if other.pool == tier.pool and other.weight <= tier.weight:
-            other.blocked = _HELD
+            other.blocked = HELD
 
 
 @inlined
@@ -244,8 +247,8 @@ def _next_pass(s: State) -> None:
     e.first_pass = 0
     e.mark += 1
     for t in range(len(s.tiers)):
-        if s.tiers[t].blocked == _NO_TOKENS:
-            s.tiers[t].blocked = _REOPENED
+        if s.tiers[t].blocked == NO_TOKENS:
+            s.tiers[t].blocked = REOPENED
             if e.item_held == 1:
                 pick_candidate(s, t)
 
@@ -256,16 +259,16 @@ def _consider(s: State, number: int) -> int:
     e, tier = s.engine[0], s.tiers[number]
     row = tier.candidate
     if tier.running >= tier.max_running:
-        tier.blocked = _HELD
+        tier.blocked = HELD
         return NONE
     if e.running + spare_places(s, row) >= e.max_seqs > e.running:
-        tier.blocked = _HELD
+        tier.blocked = HELD
         return NONE
     at_cap = e.running >= e.max_seqs
     # Above a lowered cap nobody is swapped either: the batch must drain first.
     swap = at_cap and e.rule_cap == 1 and e.running == e.max_seqs
     if at_cap and (not swap or cap_victim(s, tier.weight, tier_start_ms(tier)) == NONE):
-        tier.blocked = _NO_PLACE
+        tier.blocked = NO_PLACE
         return NONE
     e.plan_tier = number
     e.op_row = row
@@ -282,7 +285,7 @@ def defer_candidate(s: State, until_s: float) -> None:
     tier = s.tiers[e.plan_tier]
     pick_candidate(s, e.plan_tier)
     if tier.candidate == e.op_row:
-        tier.blocked = _HELD
+        tier.blocked = HELD
     e.stage = _PICK
 
 
@@ -299,7 +302,7 @@ def _judge(s: State) -> None:
         e.stage = _PICK
         return
     if e.op_tokens <= 0 or not has_room_padded(s, row, computed):
-        s.tiers[e.plan_tier].blocked = _NO_TOKENS
+        s.tiers[e.plan_tier].blocked = NO_TOKENS
         e.stage = _PICK
         return
     e.need_blocks = -(-slots(s, row) // e.block_size) - r.found_blocks + r.found_idle
@@ -340,7 +343,7 @@ def _find_place(s: State) -> int:
     tier = s.tiers[e.plan_tier]
     row = cap_victim(s, tier.weight, tier_start_ms(tier))
     if row == NONE:
-        tier.blocked = _NO_PLACE
+        tier.blocked = NO_PLACE
         e.stage = _PICK
         return NONE
     e.op_row = row
@@ -392,42 +395,14 @@ def _close(s: State) -> None:
     """Everything is handed out: keep the books of who was left out, and of what is computed."""
     e = s.engine[0]
     if e.fresh == 1:
-        _lift_held(s)
-    _note_blocked(s)
+        lift_left_out(s)
+    note_blocked(s)
     if e.encoding == 1 and e.external == 0:
         evict(s, 0)
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:
             name_blocks(s, s.prefilling[at], r.computed + r.grant, True)
-
-
-@compiled
-def _lift_held(s: State) -> None:
-    """A tier that limits of its own kept out banks no credit from it (rule 3), like an idle one."""
-    for t in range(len(s.tiers)):
-        tier = s.tiers[t]
-        why = tier.blocked
-        short = why == _NO_TOKENS and s.totals[OPEN] == 1.0
-        if tier.active_count > 0 and (why in (_HELD, _REOPENED) or short):
-            behind_ms = tier.largest_estimate_ms / tier.weight
-            lift_tier(s.engine, s.tiers, t, behind_ms)
-
-
-@inlined
-def _note_blocked(s: State) -> None:
-    """Remember a queue that only an event can move, so that nobody looks at it until then."""
-    e, totals = s.engine[0], s.totals
-    if e.waiting == 0 or e.epoch != e.seen_epoch or totals[OPEN] == 0.0:
-        return
-    if totals[TOKENS] + totals[WORK] >= totals[BUDGET] or e.item_held == 1:
-        return
-    for t in range(len(s.tiers)):
-        tier = s.tiers[t]
-        if tier.candidate != NONE and tier.blocked != _NO_PLACE and tier.blocked != _HELD:
-            # Short of tokens this step: the budget and low shares are new in the next.
-            return
-    e.blocked_epoch = e.epoch
 
 
 @inlined

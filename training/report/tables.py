@@ -17,6 +17,7 @@ from trimtab.training.whatif.schema import (
     RunResult,
     TierDrafts,
     TierFacts,
+    TierMedia,
     TierMetrics,
     WhatIfResult,
 )
@@ -130,6 +131,7 @@ def _tier_rows(result: WhatIfResult, tier: TierFacts) -> list[tuple[str, list[Ce
         ),
         *_resource_rows(view),
         *(_draft_rows(view) if result.draft is not None else ()),
+        *(_media_rows(view) if any(run.media for run in result.results) else ()),
     ]
 
 
@@ -151,6 +153,23 @@ def _draft_rows(view: _TierView) -> list[tuple[str, list[Cell]]]:
             "Drafts verified / tokens given, a request and step",
             [Cell(text=f"{words.number(a)} / {words.number(b)}") for a, b in rest],
         ),
+    ]
+
+
+def _media_rows(view: _TierView) -> list[tuple[str, list[Cell]]]:
+    def each(figure: Callable[[TierMedia], float]) -> list[float]:
+        return view.of_runs(lambda run: figure(run.media[view.tier]) if run.media else float("nan"))
+
+    both = zip(
+        each(lambda media: media.media_tokens),
+        each(lambda media: media.encode_ms / 1e3),
+        strict=True,
+    )
+    return [
+        (
+            "Media tokens of its prompts / encoding them, s",
+            [Cell(text=f"{words.number(tokens)} / {words.number(s)}") for tokens, s in both],
+        )
     ]
 
 

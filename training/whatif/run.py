@@ -29,6 +29,7 @@ from trimtab.engine_bridge.trace import Trace
 from trimtab.training.diagnosis.observed import of_run
 from trimtab.training.diagnosis.signs import Signs, signs_of
 from trimtab.training.whatif import compare, metrics, series
+from trimtab.training.whatif.encoding import encoder_notes, measure_media
 from trimtab.training.whatif.schema import GuardFacts, RunResult, TraceFacts, WhatIfResult
 from trimtab.training.whatif.slicing import in_slices
 from trimtab.training.whatif.variation import vary
@@ -184,6 +185,7 @@ def run_one(study: Study, contender: Contender, seed: int) -> Run:
             guard=_guard_facts(policy),
             signs=_signs(result, trace, study, fair_rules=policy.engine_rules == "fair"),
             speculation=metrics.measure_drafts(result, contender.plan),
+            media=measure_media(result, trace, contender.plan),
         ),
         judged=judged,
         series=series.over_time(
@@ -290,6 +292,7 @@ def _outcome(study: Study, runs: Sequence[Run]) -> Outcome:
             engine_limits={name: getattr(study.spec, name) for name in ENGINE_LIMITS},
             fidelity=dict(study.spec.fidelity),
             draft=None if study.spec.draft is None else asdict(study.spec.draft),
+            encoder=None if study.spec.encoder is None else asdict(study.spec.encoder),
         ),
         runs=tuple(runs),
         load=series.offered(
@@ -311,5 +314,5 @@ def trace_facts(study: Study) -> TraceFacts:
         requests=len(trace),
         duration_s=trace.duration_s,
         offered_load=offered_load(trace, study.spec),
-        notes=trace.notes,
+        notes=(*trace.notes, *encoder_notes(trace, study.spec)),
     )

@@ -125,6 +125,16 @@ class TierDrafts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TierMedia:
+    """What one tier's prompts showed, and what that took the engine in one run."""
+
+    media_tokens: int
+    """Prompt tokens of its images, clips of audio and videos."""
+    encode_ms: float
+    """Engine time spent on encoding them; 0 on an engine without an encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """One policy, one seed."""
 
@@ -141,6 +151,8 @@ class RunResult:
     """What `trimtab diagnose` reads; None without a request."""
     speculation: dict[str, TierDrafts] | None = None
     """By tier; None for an engine without a draft model."""
+    media: dict[str, TierMedia] | None = None
+    """By tier; None for a trace without media."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +212,8 @@ class WhatIfResult:
     fidelity: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] | None = None
     """The engine's draft model as `DraftSpec` has it; None without one."""
+    encoder: dict[str, Any] | None = None
+    """The engine's encoders as `EncoderSpec` has them; None without."""
     command: str = ""
     """The command line that repeats it."""
 

@@ -49,7 +49,11 @@ class Sliced:
         """
         if len(self.trace) == len(self.last):
             return result
-        return replace(result, requests=self._columns(result.requests))
+        return replace(
+            result,
+            requests=self._columns(result.requests),
+            encode_ms=np.add.reduceat(result.encode_ms, self.first),
+        )
 
     def _columns(self, rows: Mapping[str, npt.NDArray[np.generic]]) -> Columns:
         folded: Columns = {name: column[self.last] for name, column in rows.items()}
@@ -71,7 +75,8 @@ def in_slices(trace: Trace, plan: Plan, spec: EngineSpec) -> Sliced:
     """The trace as the engine meets it behind a gateway with this plan.
 
     What an earlier row has asked for already counts as read. A request stays whole if it could
-    never fit the cache, or if its client gives up: nobody knows when its slices would arrive.
+    never fit the cache, if it shows media (tokens cannot say them), or if its client gives up:
+    nobody knows when its slices would arrive.
     """
     ends = _ends(trace, plan, spec)
     rows = np.arange(len(trace))
@@ -99,6 +104,7 @@ def in_slices(trace: Trace, plan: Plan, spec: EngineSpec) -> Sliced:
     columns["turn"] = (columns["turn"] * int(count.max()) + number).astype(np.int32)
     columns["session"] = _sessions(whole, count > 1)[of]
     columns |= _ids(whole, of, length, own)
+    columns["media"] = whole.media.take(of)
     return Sliced(replace(whole, **columns), first, last)
 
 
@@ -111,9 +117,10 @@ def _ends(trace: Trace, plan: Plan, spec: EngineSpec) -> list[list[int]]:
     asked = np.array([tokens or np.iinfo(np.int32).max for tokens in by_tier])[trace.tier]
     longest = (spec.num_gpu_blocks - 1) * spec.block_size
     fits = trace.prompt_tokens.astype(np.int64) + trace.output_tokens <= longest
+    text = np.diff(trace.media.offsets) == 0
     known = repeated_prompt_tokens(trace)
     for row in np.flatnonzero(
-        (trace.prompt_tokens > asked) & fits & np.isinf(trace.cancel_after_s)
+        (trace.prompt_tokens > asked) & fits & text & np.isinf(trace.cancel_after_s)
     ):
         ends = cuts(int(trace.prompt_tokens[row]), int(asked[row]))
         found[row] = [end for end in ends if end > known[row]]

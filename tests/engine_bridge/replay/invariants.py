@@ -13,6 +13,7 @@ def check_invariants(s: State) -> None:
     """Recount everything from the requests and compare with the running counts."""
     e = s.engine[0]
     _check_blocks(s)
+    _check_encoder(s)
     req = s.req
     running = s.running[: e.running]
     assert len(set(running.tolist())) == e.running <= len(s.running)
@@ -47,6 +48,25 @@ def check_invariants(s: State) -> None:
             mine & ((req.status == PREFILLING) | (req.status == DECODING))
         )
         assert tier.outstanding_ms >= -1e-6
+
+
+def _check_encoder(s: State) -> None:
+    e, encoded = s.engine[0], s.encoded
+    cached = encoded.cached == 1
+    assert 0 <= e.encoder_free == e.encoder_cache - encoded.tokens[cached].sum()
+    unheld = cached & (encoded.refs == 0)
+    assert e.encoder_freeable == e.encoder_free + encoded.tokens[unheld].sum()
+    listed, content = [], e.encoder_first
+    while content != NONE:
+        listed.append(content)
+        content = encoded[content].next
+    assert sorted(listed) == np.flatnonzero(unheld).tolist()
+    refs = np.zeros(len(encoded), np.int64)
+    for row in s.running[: e.running]:
+        r = s.req[row]
+        assert r.media_first <= r.media_next <= r.media_held <= r.media_first + r.media_count
+        refs[list(set(s.item_content[r.media_next : r.media_held].tolist()))] += 1
+    assert np.array_equal(refs, encoded.refs)
 
 
 def _check_blocks(s: State) -> None:

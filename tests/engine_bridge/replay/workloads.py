@@ -1,10 +1,14 @@
-"""Small random workloads for tests of the replay: sessions, shared prefixes, cancellations."""
+"""Small random workloads for tests of the replay: sessions, shared prefixes, media."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from trimtab.engine_bridge.encoder_spec import EncoderSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
+from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 
@@ -94,3 +98,42 @@ def random_trace(
         prefix_ids=np.array([i for r in rows for i in r["ids"]], np.int32),
         prefix_block_tokens=np.full(len(rows), group_tokens, np.int32),
     )
+
+
+def encoding_engine(
+    spec: EngineSpec,
+    *,
+    budget_tokens: int = 400,
+    cache_tokens: int = 500,
+    item_ms: float = 0.0,
+    us_per_token: float = 100.0,
+) -> EngineSpec:
+    """The engine with an encoder that costs the same for every kind."""
+    encoder = EncoderSpec(
+        budget_tokens=budget_tokens,
+        cache_tokens=cache_tokens,
+        kinds=((item_ms, us_per_token, 0.0),) * 3,
+    )
+    return replace(spec, encoder=encoder)
+
+
+def with_media(trace: Trace, seed: int, *, contents: int = 12, largest: int = 400) -> Trace:
+    """The trace with media in most prompts, often several in a row, often of the same content."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(20, largest, contents)
+    offsets, items = [0], []
+    for prompt in trace.prompt_tokens:
+        start = int(rng.integers(0, 50))
+        while rng.random() < 0.6:
+            content = int(rng.integers(0, contents))
+            if start + sizes[content] > prompt:
+                break
+            items.append((content % 3, start, sizes[content], content))
+            start += int(sizes[content]) + int(rng.integers(0, 2) * rng.integers(0, 100))
+        offsets.append(len(items))
+    kind, starts, tokens, content = np.array(items, np.int32).reshape(-1, 4).T
+    media = MediaItems(
+        offsets=np.array(offsets), kind=kind, start_tokens=starts, tokens=tokens, content=content
+    )
+    media.check(trace.prompt_tokens)
+    return replace(trace, media=media)
