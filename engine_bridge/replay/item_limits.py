@@ -50,6 +50,14 @@ def _believed_ms(s: State, row: int, position: int, tokens: int, encode_ms: floa
 
 
 @inlined
+def _is_late(
+    s: State, row: int, position: int, tokens: int, encode_ms: float, limit_ms: float
+) -> bool:
+    """Whether a chunk of so many tokens, with that encoding in all, is more than the limit."""
+    return bool(tokens > 0 and _believed_ms(s, row, position, tokens, encode_ms) > limit_ms)
+
+
+@inlined
 def _hold_back(s: State, row: int) -> None:
     """A request stands before an item: in this pass its tenant's next ones wait with it."""
     e, r = s.engine[0], s.req[row]
@@ -136,17 +144,17 @@ def reach(
                 break
             freeable -= needs
             continue
-        if before > 0 and _believed_ms(s, row, position, before, so_far_ms) > limit_ms:
-            # Its text alone is more than the step has time for.
-            most = before
-            break
         tokens, ms, work = (
             s.item_end[item] - s.item_start[item],
             s.item_ms[item],
             item_work(s, item),
         )
-        crowds = before + 1 + work > room
-        late = ms > 0.0 and _believed_ms(s, row, position, before + 1, so_far_ms + ms) > limit_ms
+        if ms > 0.0 and _is_late(s, row, position, before, so_far_ms, limit_ms):
+            # Its text alone is more than the step has time for.
+            most = before
+            break
+        crowds = work > 0 and before + 1 + work > room
+        late = ms > 0.0 and _is_late(s, row, position, before + 1, so_far_ms + ms, limit_ms)
         fits = tokens <= min(freeable, e.encoder_budget - encoded)
         if fits and (crowds or late):
             fits = _may_start(s, before, crowds, late, encoded == 0.0)
@@ -156,7 +164,7 @@ def reach(
         so_far_ms += ms
         encoded += tokens
         freeable -= tokens
-        needed = before + 1
+        needed = before + 1 if ms > 0.0 else needed
         room = 0 if crowds else room - work
         most = most if crowds else min(most, room)
     if most == 0:

@@ -387,6 +387,15 @@ class FairScheduler(AsyncScheduler):
             self._idle.rest()
         return outputs
 
+    def _free_encoder_inputs(self, request: Request) -> None:
+        awaited = request.num_output_placeholders
+        if not self.scheduler_config.async_scheduling:
+            # The asynchronous scheduler takes the token of this output for one under way, and so
+            # would keep an item at the prompt's very end for a step more.
+            request.num_output_placeholders = 0
+        super()._free_encoder_inputs(request)
+        request.num_output_placeholders = awaited
+
     def _end_interval(self, now_s: float) -> None:
         self._carrier.show_blocks()
         self._watch.interval(self._ledger, self._store.describe().lease_left_s, now_s)

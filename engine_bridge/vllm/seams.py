@@ -44,6 +44,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
         "encoder_compute_budget",
         "shift_computed_tokens",
     ),
+    "_free_encoder_inputs": ("self", "request"),
     "_handle_blocked_waiting_request": ("self", "request"),
     "_is_blocked_waiting_status": ("status",),
     "_update_after_schedule": ("self", "scheduler_output"),
