@@ -357,6 +357,7 @@ def compare(
         "same": same,
         "first": first,
         "preemptions": preempted,
+        "encoded_items": vllm.encoded_items,
         "end_s": replay.now_s,
     }
 
@@ -441,6 +442,7 @@ def main() -> None:
                 "steps": steps,
                 "fewest_steps": min(one["steps"] for one in part),
                 "preemptions": sum(one["preemptions"] for one in part),
+                "encoded_items": sum(one["encoded_items"] for one in part),
                 "identical_share": sum(one["same"] for one in part) / steps,
                 "workloads_that_differ": len(differences),
                 "differences": differences[:SHOWN],

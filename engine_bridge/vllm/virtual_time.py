@@ -128,7 +128,7 @@ class VirtualVllm:
         self._trace, self._spec, self._coef, self._speed = trace, spec, spec.coef, speed
         self._tier = [plan.tier_index(trace.tier_names[t]) for t in trace.tier]
         self.now_s = 0.0
-        self.steps = 0
+        self.steps = self.encoded_items = 0
         self._timers: list[tuple[float, int, int]] = []
         self._later, self._successor = _sessions(trace)
         self._open = [row for row in range(len(trace)) if row not in self._later]
@@ -378,6 +378,7 @@ class VirtualVllm:
     def _encode_ms(self, scheduled: Mapping[str, list[int]]) -> float:
         """What the media that the step encodes add to its time."""
         features = encoded_features(scheduled, self.scheduler.requests)
+        self.encoded_items += len(features)
         return features_ms(self._spec.encoder, features) * self._speed
 
     def _ended(self, row: int) -> None:
