@@ -221,7 +221,8 @@ def measure_vllm(case: Case, plan: Plan, threshold: int) -> dict[str, float]:
     arrival, first, last = times
     ended = np.isfinite(last[sliced.last]).astype(np.float64)
     tokens = case.trace.output_tokens.astype(np.float64)
-    columns = (arrival[sliced.first], first[sliced.last], last[sliced.last], tokens, ended)
+    arrival = np.minimum.reduceat(arrival, sliced.first)
+    columns = (arrival, first[sliced.last], last[sliced.last], tokens, ended)
     return figures(case, dict(zip(_USED, columns, strict=True)))
 
 

@@ -136,7 +136,8 @@ def offered_load(trace: Trace, spec: EngineSpec) -> float:
     largest batch runs. Turns of sessions are placed in time by their pauses and by the time that
     such an engine needs for the turns before them. The span runs to the last arrival of an open
     request or of a session; where sessions go on past it, at least until 95 % of all work has been
-    asked for. Work asked for after the span is left out.
+    asked for. Work asked for after the span is left out. Images and so on are encoded wherever they
+    are not cached: that another request may have encoded the same is not looked at.
 
     Returns:
         1.0 for a trace that just saturates the engine; infinity where all work is asked for at
@@ -147,7 +148,7 @@ def offered_load(trace: Trace, spec: EngineSpec) -> float:
     uncached, asked_s = _uncached_and_asked(trace, spec)
     work = _work(uncached, trace.prompt_tokens, trace.output_tokens)
     cost_ms = _cost_ms(saturated_step(spec, work[0], work[1], work[2] + 1.0), *work)
-    return _load(trace, cost_ms, asked_s)
+    return _load(trace, cost_ms + _encode_ms(trace, spec, uncached), asked_s)
 
 
 def _uncached_and_asked(trace: Trace, spec: EngineSpec) -> tuple[LongArray, FloatArray]:
@@ -196,6 +197,19 @@ def _cost_ms(
     own_context = step.kv_ms_per_token * (prompt + decoded / 2)
     cost: FloatArray = prefill + decoded * (step.decode_ms + own_context)
     return cost
+
+
+def _encode_ms(trace: Trace, spec: EngineSpec, uncached: LongArray) -> FloatArray:
+    """What the encoders take for each request: every item that reaches beyond its cached part."""
+    media = trace.media
+    if spec.encoder is None or not len(media):
+        return np.zeros(len(trace))
+    request = media.request
+    cached = trace.prompt_tokens[request] - uncached[request]
+    needed = media.start_tokens.astype(np.int64) + media.tokens > cached
+    times = np.where(needed, spec.encoder.items_ms(media), 0.0)
+    sums: FloatArray = np.bincount(request, weights=times, minlength=len(trace)).astype(np.float64)
+    return sums
 
 
 def _service_s(trace: Trace, spec: EngineSpec, uncached: LongArray) -> FloatArray:

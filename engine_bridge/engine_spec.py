@@ -26,6 +26,7 @@ _SHIPPED = {
     "h100:llama-3.1-8b-tp1": "h100-llama-3.1-8b-tp1.yaml",
     "h100:llama-3.1-70b-tp4": "h100-llama-3.1-70b-tp4.yaml",
     "h100:llama-3.1-70b-tp8": "h100-llama-3.1-70b-tp8.yaml",
+    "h100:qwen2.5-vl-7b-tp1": "h100-qwen2.5-vl-7b-tp1.yaml",
 }
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 

@@ -22,6 +22,8 @@ LongArray = npt.NDArray[np.int64]
 
 NO_SESSION = -1
 """Value of `Trace.session` for a request that belongs to no session."""
+NO_SLICE = -1
+"""Value of `Trace.slice_of` for a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,10 @@ class Trace:
     """Stop reasons; index 0 is "unknown"."""
     media: MediaItems = field(default_factory=lambda: MediaItems.none(0))
     """Images, audio and videos inside the prompts; their tokens count in `prompt_tokens`."""
+    slice_of: IntArray | None = None
+    """Of a slice, a row that only reads the beginning of a prompt, the row of its request, which
+    comes right after its slices and has the prefix ids of all; `NO_SLICE` of a request; shape (n,).
+    None: no row is a slice. Files of traces never have any."""
     acceptance: FloatArray = field(default_factory=lambda: np.zeros(0))
     """Per-token acceptance of a draft model in [0, 1], NaN = unknown, shape (n,)."""
     notes: tuple[str, ...] = ()
@@ -205,8 +211,12 @@ class Trace:
             f.name: getattr(self, f.name)[rows]
             for f in fields(self)
             if isinstance(getattr(self, f.name), np.ndarray)
-            and f.name not in ("prefix_ids", "prefix_offsets")
+            and f.name not in ("prefix_ids", "prefix_offsets", "slice_of")
         }
+        if self.slice_of is not None:
+            place = np.full(len(self) + 1, NO_SLICE, np.int32)
+            place[rows] = np.arange(len(rows))
+            columns["slice_of"] = place[self.slice_of[rows]]
         return replace(
             self,
             **columns,
@@ -219,9 +229,9 @@ class Trace:
         """SHA-256 over every column and name, so that equal digests mean equal replays."""
         sha = hashlib.sha256()
         for f in fields(self):
-            if f.name == "notes":
-                continue
             column = getattr(self, f.name)
+            if f.name == "notes" or (f.name == "slice_of" and column is None):
+                continue
             if isinstance(column, MediaItems):
                 column.update_digest(sha)
                 continue

@@ -126,7 +126,11 @@ class StandIn:
             self.store,
             path=self.control_path,
             telemetry=lambda: self.telemetry,
-            health=lambda: {"engine": self._spec.name, "plan": self.plan.name},
+            health=lambda: {
+                "engine": self._spec.name,
+                "plan": self.plan.name,
+                "blocks": self._spec.num_gpu_blocks - 1,
+            },
             switch_interval_s=None,
         ).start()
         self._ended = threading.Event()

@@ -22,6 +22,7 @@ from trimtab.controller.cli import (
     calibrate,
     demo,
     diagnose,
+    doctor,
     fleet,
     frontier,
     gateway,
@@ -100,6 +101,7 @@ for _command in (
     operate,
     profile,
     diagnose,
+    doctor,
     audit,
     pull,
 ):

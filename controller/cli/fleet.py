@@ -15,7 +15,6 @@ from trimtab.engine_bridge.errors import FlagError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trimtab.engine_bridge.plan import Plan
     from trimtab.training.fleet.compare import FleetStudy
     from trimtab.training.fleet.figures import FleetResult
 
@@ -119,7 +118,6 @@ def _study(
         for spec in engines.values():
             check_fit(traffic, [loaded], spec)
             check_acceptance(traffic, spec)
-    _check_slices(loaded)
     return FleetStudy(
         trace=traffic,
         plan=loaded,
@@ -129,22 +127,6 @@ def _study(
         seeds=tuple(range(seeds)),
         drain_s=default_drain_s(loaded) if drain_s is None else drain_s,
     )
-
-
-def _check_slices(plan: Plan) -> None:
-    """Refuse what a fleet's replay does not do.
-
-    Raises:
-        FlagError: the plan asks for long prompts in slices.
-    """
-    for name, tier in plan.tiers.items():
-        if tier.slice_tokens is not None:
-            raise FlagError(
-                "--plan",
-                value=f"tiers.{name}.slice_tokens: {tier.slice_tokens}",
-                bound="a plan without slices",
-                remedy="a fleet is replayed without them; trimtab whatif replays one engine with",
-            )
 
 
 def _print(study: FleetStudy, results: tuple[FleetResult, ...]) -> None:

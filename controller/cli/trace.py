@@ -44,6 +44,9 @@ Window = Annotated[float, typer.Option("--window-s", help="Length of that part, 
 Rate = Annotated[
     float | None, typer.Option("--rate-per-s", help="Mean rate of all ServeGen clients together.")
 ]
+TokensPerImage = Annotated[
+    int, typer.Option("--tokens-per-image", help="Tokens of an image in Azure's LMM trace.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -66,6 +69,7 @@ def info(
     window_start_s: WindowStart = None,
     window_s: Window = 3600.0,
     rate_per_s: Rate = None,
+    tokens_per_image: TokensPerImage = 255,
 ) -> None:
     """Summarise a trace: rows, rate, burstiness, tokens, tenants, sessions, what was changed."""
     from trimtab.training.traces.canonical_write import check_json_out, write_json
@@ -76,7 +80,13 @@ def info(
         check_json_out(json_file)
     spec = _spec(engine)
     options = _options(
-        max_context_tokens, max_idle_s, session_window_s, window_start_s, window_s, rate_per_s
+        max_context_tokens,
+        max_idle_s,
+        session_window_s,
+        window_start_s,
+        window_s,
+        rate_per_s,
+        tokens_per_image,
     )
     trace = _read(file, format, seed, options)
     summary: dict[str, Any] = {
@@ -109,13 +119,20 @@ def convert(
     window_start_s: WindowStart = None,
     window_s: Window = 3600.0,
     rate_per_s: Rate = None,
+    tokens_per_image: TokensPerImage = 255,
 ) -> None:
     """Convert a trace of any known format to Trimtab's Parquet or CSV form."""
     from trimtab.training.traces.canonical_write import check_out, write_trace
 
     check_out(out)
     options = _options(
-        max_context_tokens, max_idle_s, session_window_s, window_start_s, window_s, rate_per_s
+        max_context_tokens,
+        max_idle_s,
+        session_window_s,
+        window_start_s,
+        window_s,
+        rate_per_s,
+        tokens_per_image,
     )
     trace = _read(file, format, seed, options, tier=tier, tenant=tenant)
     write_trace(trace, out)
@@ -158,6 +175,7 @@ def compose(
     max_idle_s: MaxIdle = 900.0,
     window_start_s: WindowStart = None,
     window_s: Window = 3600.0,
+    tokens_per_image: TokensPerImage = 255,
 ) -> None:
     """Compose a multi-tenant trace out of several, at a chosen share of an engine's capacity."""
     import numpy as np
@@ -174,7 +192,9 @@ def compose(
         tenants=reading.assignments("--tenants", tenants or (), reading.tenant_count),
     )
     shares = reading.assignments("--share", share or (), reading.number)
-    options = _options(max_context_tokens, max_idle_s, 3600.0, window_start_s, window_s, None)
+    options = _options(
+        max_context_tokens, max_idle_s, 3600.0, window_start_s, window_s, None, tokens_per_image
+    )
     rng = np.random.default_rng(_seed(seed))
     found = reading.read_parts(tier, choices, rng=rng, options=options, duration_s=duration_s)
     trace = composing.compose(
@@ -198,6 +218,10 @@ def generate(
     engine: Annotated[
         str | None, typer.Option("--engine", help="Engine whose capacity --load is a share of.")
     ] = None,
+    media_share: Annotated[
+        float,
+        typer.Option("--media-share", help="Part of chat and agent turns with images or audio."),
+    ] = 0.0,
 ) -> None:
     """Make synthetic traffic that is not stationary: day curve, bursts, waves, mix shifts."""
     from trimtab.training.traces.canonical_write import check_out, write_trace
@@ -206,7 +230,14 @@ def generate(
 
     check_out(out)
     spec = _load_flags(load, engine or (DEFAULT_ENGINE if load is not None else None))
-    trace = make(hours=hours, seed=_seed(seed), preset=preset, load=load, spec=spec)
+    trace = make(
+        hours=hours,
+        seed=_seed(seed),
+        preset=preset,
+        load=load,
+        spec=spec,
+        media_share=media_share,
+    )
     write_trace(trace, out)
     _print_written(trace, out, spec)
 
@@ -247,6 +278,7 @@ def _options(
     window_start_s: float | None,
     window_s: float,
     rate_per_s: float | None,
+    tokens_per_image: int,
 ) -> ReadOptions:
     from trimtab.training.traces.options import ReadOptions
 
@@ -257,6 +289,7 @@ def _options(
         window_start_s=window_start_s,
         window_s=window_s,
         rate_per_s=rate_per_s,
+        tokens_per_image=tokens_per_image,
     )
 
 
@@ -320,7 +353,21 @@ def _print_summary(summary: dict[str, Any]) -> None:
         f"{summary['format']}, {summary['span_s']:,.1f} s, {summary['silent_minutes']} silent "
         f"minutes, digest {summary['digest'][:12]}"
     )
+    if summary["media"]["items"]:
+        typer.echo(_media_line(summary["media"]))
     if summary.get("offered_load") is not None:
         typer.echo(f"offered load {summary['offered_load']:.3f} of {summary['engine']}")
     for note in summary["notes"]:
         typer.echo(note)
+
+
+def _media_line(media: dict[str, Any]) -> str:
+    kinds = ", ".join(
+        f"{name} {found['items']:,} ({found['tokens']:,} tokens)"
+        for name, found in media["kinds"].items()
+        if found["items"]
+    )
+    return (
+        f"media in {media['requests']:,} requests: {kinds}; {media['distinct']:,} distinct, "
+        f"{media['prompt_share']:.0%} of the prompt tokens"
+    )

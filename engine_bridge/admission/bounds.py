@@ -5,10 +5,12 @@ Made once for a tenant, not for each request. It counts nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trimtab.engine_bridge.admission.limiter import Quota
+from trimtab.engine_bridge.admission.media import MediaCost
 from trimtab.engine_bridge.admission.prefill import tokens_within
 from trimtab.engine_bridge.admission.settings import AdmissionSettings, Limits
 from trimtab.engine_bridge.engine_spec import EngineSpec
@@ -30,6 +32,8 @@ TOKEN_PRICE: Final = round(OUTPUT_PRICE / REPEATED_PROMPT_PRICE)
 _SECOND_S: Final = 1
 _MINUTE_S: Final = 60
 _DAY_S: Final = 86_400
+_ENCODE_STEPS: Final = 256
+"""Encode times are rounded up to this part of the limit, so that few lengths are worked out."""
 _LARGEST: Final = 2.0**52
 """Whole numbers up to here are exact in every ledger."""
 
@@ -50,6 +54,8 @@ class Bounds:
     """Tokens; the lower one of the tier's two limits."""
     by_prefill: bool
     """Whether that is the limit of the prefill's time."""
+    prefill_ms: float | None
+    """That limit, milliseconds; None: it has none, or no engine to judge it by."""
     budget_text: str
     """The budget for people."""
 
@@ -81,11 +87,22 @@ class BoundsBook:
             found = self._ready[key] = self._bounds(key[0], tier)
         return found
 
+    def with_media(self, bounds: Bounds, media: MediaCost) -> Bounds:
+        """The bounds of a request with media: encoding them takes from the time of its prefill."""
+        limit_ms, engine = bounds.prefill_ms, self._engine
+        if limit_ms is None or engine is None or engine.encoder is None or not media.encoded:
+            return bounds
+        step_ms = limit_ms / _ENCODE_STEPS
+        steps = math.ceil(media.encode_ms(engine.encoder) / step_ms)
+        left_ms = max(0, _ENCODE_STEPS - steps) * step_ms
+        longest, by_prefill = _longest(bounds.limits, self._tokens_within(left_ms))
+        return replace(bounds, longest_prompt=longest, by_prefill=by_prefill)
+
     def _bounds(self, tenant: str, tier: str) -> Bounds:
         limits = self._settings.limits_of(tenant, tier)
-        by_prefill = self._prefill_tokens(limits, tier)
-        both = [one for one in (limits.max_prompt_tokens, by_prefill) if one is not None]
-        longest = min(both, default=None)
+        prefill_ms = self._prefill_ms(limits, tier)
+        within = None if prefill_ms is None else self._tokens_within(prefill_ms)
+        longest, by_prefill = _longest(limits, within)
         budget, text = self._budget(limits, tier)
         return Bounds(
             limits=limits,
@@ -95,19 +112,21 @@ class BoundsBook:
             output=_quota(OUTPUT, limits.output_tokens_per_minute),
             budget=budget,
             longest_prompt=longest,
-            by_prefill=longest is not None and longest != limits.max_prompt_tokens,
+            by_prefill=by_prefill,
+            prefill_ms=prefill_ms,
             budget_text=text,
         )
 
-    def _prefill_tokens(self, limits: Limits, tier: str) -> int | None:
+    def _prefill_ms(self, limits: Limits, tier: str) -> float | None:
         targets = self._plan.tiers[tier].targets
         limit_ms = limits.max_prefill_ms
         if "max_prefill_ms" not in limits.model_fields_set and targets.ttft_ms is None:
             # A prompt that takes this long to read alone cannot be answered in time.
             limit_ms = targets.e2e_ms
-        if limit_ms is None or self._engine is None:
-            return None
-        if limit_ms not in self._within:
+        return None if self._engine is None else limit_ms
+
+    def _tokens_within(self, limit_ms: float) -> int | None:
+        if limit_ms not in self._within and self._engine is not None:
             self._within[limit_ms] = tokens_within(self._engine, limit_ms)
         return self._within[limit_ms]
 
@@ -121,6 +140,13 @@ class BoundsBook:
         else:
             tenths, text = given * 1e6 / price * TOKEN_PRICE, f"{given:g} USD"
         return Quota(BUDGET, max(1, int(min(tenths, _LARGEST))), _DAY_S), text
+
+
+def _longest(limits: Limits, within: int | None) -> tuple[int | None, bool]:
+    """The longest prompt by both limits, and whether the prefill's time is the one that tells."""
+    both = [one for one in (limits.max_prompt_tokens, within) if one is not None]
+    longest = min(both, default=None)
+    return longest, longest is not None and longest != limits.max_prompt_tokens
 
 
 def _quota(name: str, limit: int | None, window_s: int = _MINUTE_S) -> Quota | None:

@@ -191,6 +191,7 @@ class Admission:
         except BadBodyError as error:
             return refusal.bad_value(str(error))
         media = media_cost(asked.body, settings.media)
+        bounds = self._book.with_media(bounds, media)
         prompt_tokens = await self._lengths.prompt_tokens(
             asked, bounds, media, template_tokens=settings.template_tokens
         )

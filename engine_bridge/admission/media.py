@@ -1,7 +1,8 @@
-"""What images, sounds and videos in a request cost, in prompt tokens.
+"""What images, sounds and videos in a request cost: prompt tokens, and time to encode them.
 
 Their size is read from the first bytes of what is sent along; nothing is decoded or fetched. Their
-bytes are no text: a data URL of a megabyte is not a million tokens.
+bytes are no text: a data URL of a megabyte is not a million tokens. What is a medium, and what is
+text, is as vLLM 0.33's `renderers/chat_utils` reads the parts of a message.
 """
 
 from __future__ import annotations
@@ -15,16 +16,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from trimtab.engine_bridge.admission.settings import Media
+from trimtab.engine_bridge.encoder_spec import EncoderSpec
+from trimtab.engine_bridge.media import MEDIA_KINDS
 
 _IMAGE: Final = ("image_url", "input_image", "image", "image_embeds", "image_pil")
 _AUDIO: Final = ("input_audio", "audio_url", "audio", "audio_embeds")
-_VIDEO: Final = ("video_url", "video", "input_video")
+_VIDEO: Final = ("video_url", "video", "input_video", "video_embeds")
 _KINDS: Final = {
     **dict.fromkeys(_IMAGE, "image"),
     **dict.fromkeys(_AUDIO, "audio"),
     **dict.fromkeys(_VIDEO, "video"),
 }
+_TEXTS: Final = frozenset(
+    ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference", "prompt_embeds")
+)
+"""Types of parts that are text whatever keys stand beside it; a `uuid` alone makes the keys count.
+Embeddings of a prompt count as the text of their bytes, which is more than their tokens."""
+_EMBEDDED: Final = "_embeds"
+"""Names that end so bring what an encoder would have made: it does not run."""
 _PAYLOADS: Final = ("url", "data", "image_url", "source", "file_data")
+_NESTED: Final = ("content", "output")
+"""Keys below which parts lie: of a message, of a tool's answer."""
 _DEEPEST: Final = 4
 _HEAD_CHARACTERS: Final = 65_536
 """So much of a payload is looked at: a JPEG has its size behind its thumbnails."""
@@ -41,21 +53,30 @@ class MediaCost:
     """Prompt tokens."""
     characters: int = 0
     """Length of their payloads, which is no text."""
+    encoded: tuple[tuple[int, int], ...] = ()
+    """Kind (index into `MEDIA_KINDS`) and tokens of each that an encoder must run over."""
+
+    def encode_ms(self, encoder: EncoderSpec) -> float:
+        """Time that an engine's encoders take for all of them, milliseconds."""
+        return sum(encoder.item_ms(kind, tokens) for kind, tokens in self.encoded)
 
 
 def media_cost(body: Mapping[str, object], settings: Media) -> MediaCost:
     """What all parts cost together."""
-    tokens, characters = 0, 0
-    for part, kind in _parts(body):
-        payload = _payload(part, 0)
+    tokens, characters, encoded = 0, 0, []
+    for part, name in _parts(body):
+        payload, kind = _payload(part, 0), _KINDS[name]
         if kind == "image":
-            tokens += _image_tokens(payload, settings)
+            own = _image_tokens(payload, settings)
         elif kind == "audio":
-            tokens += _audio_tokens(payload, settings)
+            own = _audio_tokens(payload, settings)
         else:
-            tokens += settings.video_tokens
+            own = settings.video_tokens
+        tokens += own
         characters += len(payload) if payload is not None else 0
-    return MediaCost(tokens, characters)
+        if not name.endswith(_EMBEDDED):
+            encoded.append((MEDIA_KINDS.index(kind), own))
+    return MediaCost(tokens, characters, tuple(encoded))
 
 
 def without_media(body: Mapping[str, object]) -> dict[str, object]:
@@ -64,22 +85,22 @@ def without_media(body: Mapping[str, object]) -> dict[str, object]:
 
 
 def _without(value: object) -> object:
-    """Messages and their parts, two levels deep: media lie no deeper."""
+    """Messages, their parts, and what tools answered, without the media among them."""
     if not isinstance(value, list):
         return value
     kept: list[object] = []
     for entry in value:
         if isinstance(entry, dict):
-            if _kind(entry) is None:
-                content = entry.get("content")
-                kept.append({**entry, "content": _without(content)} if content else entry)
+            if _medium(entry) is None:
+                inner = {key: _without(entry[key]) for key in _NESTED if entry.get(key)}
+                kept.append({**entry, **inner})
         else:
             kept.append(_without(entry))
     return kept
 
 
 def _parts(body: Mapping[str, object]) -> list[tuple[Mapping[str, object], str]]:
-    """Every part that is no text, with its kind."""
+    """Every part that is no text, with the name that tells its kind."""
     found: list[tuple[Mapping[str, object], str]] = []
     waiting = [body.get("messages"), body.get("input"), body.get("prompt"), body.get("system")]
     while waiting:
@@ -87,21 +108,21 @@ def _parts(body: Mapping[str, object]) -> list[tuple[Mapping[str, object], str]]
         if isinstance(value, list):
             waiting.extend(v for v in value if isinstance(v, list | dict))
         elif isinstance(value, dict):
-            kind = _kind(value)
-            if kind is not None:
-                found.append((value, kind))
-            waiting.append(value.get("content"))
+            name = _medium(value)
+            if name is not None:
+                found.append((value, name))
+            waiting.extend(value.get(key) for key in _NESTED)
     return found
 
 
-def _kind(part: Mapping[str, object]) -> str | None:
-    """By its type, or by the key that vLLM takes without one."""
+def _medium(part: Mapping[str, object]) -> str | None:
+    """Its type, or the key that vLLM takes without one; None for text."""
     named = part.get("type")
     if isinstance(named, str) and named in _KINDS:
-        return _KINDS[named]
-    if _KINDS.keys().isdisjoint(part):
+        return named
+    if isinstance(named, str) and named in _TEXTS and part.get("uuid") is None:
         return None
-    return next(kind for key, kind in _KINDS.items() if key in part)
+    return next((key for key in _KINDS if key in part), None)
 
 
 def _payload(value: object, depth: int) -> str | None:

@@ -66,7 +66,8 @@ class Limits(Section):
     max_prompt_tokens: PositiveCount | None = None
     """Longest prompt, tokens; above it 413."""
     max_prefill_ms: PositiveMs | None = None
-    """Longest prefill by the engine's step times with nothing cached, milliseconds; above it 413.
+    """Longest prefill by the engine's step times with nothing cached, milliseconds, with the time
+    of its encoders for what is shown; above it 413.
     Left out: the E2E target, for a tier that has one and no TTFT target."""
     longest_output_tokens: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] | None = None
     """Longest answer, tokens: a higher `max_tokens` is cut to it, a missing one filled in."""

@@ -224,6 +224,7 @@ class Proxy:
         )
         changes = {} if ticket is None else ticket.changes
         exchange.raw = for_engine(raw, body, changes, asks_usage=exchange.strips_usage)
+        exchange.body = {**body, **changes}
         prefix_bytes = setup.settings.affinity.prefix_bytes
         exchange.key = affinity_key(_known(exchange).tenant, body, prefix_bytes)
 

@@ -45,7 +45,7 @@ class Relay:
         self._is_stream = answer.header(b"content-type").startswith(_EVENTS)
         exchange.streams = exchange.streams or self._is_stream
         self._stream = EventStream(strip_usage=exchange.strips_usage)
-        self._own_tokens = exchange.sliced.on(exchange.engine).fresh_tokens
+        self._cached_before = exchange.sliced.on(exchange.engine).cached_before
         self._held = b""
         self._whole = False
 
@@ -131,7 +131,7 @@ class Relay:
             while data := await read():
                 await exchange.write(data, now_s())
             return
-        feed = self._fed if self._own_tokens else self._stream.feed
+        feed = self._stream.feed if self._cached_before is None else self._fed
         while data := await read():
             data = feed(data)
             if data:
@@ -152,7 +152,7 @@ class Relay:
     def _fed(self, data: bytes) -> bytes:
         """What goes on of a piece of a stream."""
         data = self._stream.feed(data)
-        return own_cached(data, self._own_tokens) if self._own_tokens else data
+        return data if self._cached_before is None else own_cached(data, self._cached_before)
 
     def _read_body(self) -> None:
         if b'"usage"' not in self._held:
@@ -163,15 +163,15 @@ class Relay:
             return
         if isinstance(content, dict):
             self._exchange.usage.take(content.get("usage"))
-        if self._own_tokens:
-            self._held = own_cached(self._held, self._own_tokens)
+        if self._cached_before is not None:
+            self._held = own_cached(self._held, self._cached_before)
 
     def _note(self) -> None:
         """What the answer says of itself, into the exchange."""
         exchange, status = self._exchange, self._answer.status
         if self._is_stream:
             exchange.usage, exchange.events = self._stream.usage, self._stream.events
-        if self._own_tokens and exchange.usage.prompt_tokens is not None:
+        if self._cached_before is not None and exchange.usage.prompt_tokens is not None:
             take_own(exchange)
         error = self._stream.error
         if error is not None:

@@ -6,9 +6,9 @@ docs/gateway.md is for its users.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -235,19 +235,49 @@ class GatewaySettings(Section):
         Raises:
             GatewaySettingsError: one is not.
         """
-        named = [(f"drafts.{tier}", tier) for tier in self.drafts]
-        named += [("reserve_tiers", tier) for tier in self.reserve_tiers]
-        for name, engine in self.engines.items():
-            named += [(f"engines.{name}.tiers", tier) for tier in engine.tiers or ()]
-        for key, tier in named:
-            if tier not in plan.tiers:
-                raise GatewaySettingsError(
-                    where,
-                    key=key,
-                    value=tier,
-                    bound=f"one of {', '.join(plan.tiers)}, the tiers of plan {plan.name}",
-                    remedy=did_you_mean(tier, plan.tiers),
-                )
+        check_tiers(self, plan, where, GatewaySettingsError)
+
+
+class _NamesTiers(Protocol):
+    """What engines' settings say of tiers, a gateway's and a fleet's."""
+
+    @property
+    def drafts(self) -> Mapping[str, str]: ...
+
+    @property
+    def reserve_tiers(self) -> Sequence[str]: ...
+
+    @property
+    def engines(self) -> Mapping[str, _ServesTiers]: ...
+
+
+class _ServesTiers(Protocol):
+    @property
+    def tiers(self) -> Sequence[str] | None: ...
+
+
+def check_tiers(named: _NamesTiers, plan: Plan, where: str, error: type[InputError]) -> None:
+    """Refuse tiers that a plan does not have.
+
+    Args:
+        named: Settings of engines.
+        plan: The plan.
+        where: The settings' file.
+        error: What to raise, with the key and what was meant.
+    """
+    keys = [(f"drafts.{tier}", tier) for tier in named.drafts]
+    keys += [("reserve_tiers", tier) for tier in named.reserve_tiers]
+    for name, engine in named.engines.items():
+        keys += [(f"engines.{name}.tiers", tier) for tier in engine.tiers or ()]
+    for key, tier in keys:
+        if tier not in plan.tiers:
+            raise error(
+                where,
+                key=key,
+                value=tier,
+                bound=f"one of {', '.join(plan.tiers)}, the tiers of plan {plan.name}",
+                remedy=did_you_mean(tier, plan.tiers),
+            )
 
 
 def load_settings(path: Path) -> GatewaySettings:

@@ -22,8 +22,9 @@ _CACHED: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 class OnEngine:
     """What slices have done on one engine."""
 
-    fresh_tokens: int = 0
-    """Tokens that they computed there: to the client they were not cached."""
+    cached_before: int | None = None
+    """Tokens of the prompt that were cached before they came; None: all that they have read, but
+    for the last blocks, which an engine always computes."""
     found_tokens: int | None = None
     """What of the prompt was cached, by the request's own usage; None: as that says."""
     ends: list[int] = field(default_factory=list)
@@ -59,11 +60,11 @@ def cached_tokens(answer: bytes) -> int | None:
     return None if found is None else int(found[1])
 
 
-def own_cached(data: bytes, fresh_tokens: int) -> bytes:
-    """An answer's `cached_tokens` less what the request's own slices have put there."""
+def own_cached(data: bytes, cached_before: int) -> bytes:
+    """An answer's `cached_tokens` without what the request's own slices have put there."""
 
     def less(found: re.Match[bytes]) -> bytes:
-        return b'"cached_tokens":%d' % max(0, int(found[1]) - fresh_tokens)
+        return b'"cached_tokens":%d' % min(int(found[1]), cached_before)
 
     return _CACHED.sub(less, data)
 
@@ -72,4 +73,5 @@ def take_own(exchange: Exchange) -> None:
     """Take the slices' tokens out of the cached ones in the request's usage."""
     usage, here = exchange.usage, exchange.sliced.on(exchange.engine)
     here.found_tokens = usage.cached_tokens
-    usage.cached_tokens = max(0, usage.cached_tokens - here.fresh_tokens)
+    if here.cached_before is not None:
+        usage.cached_tokens = min(usage.cached_tokens, here.cached_before)

@@ -24,7 +24,7 @@ from trimtab.engine_bridge.gateway.prompt_tokens import (
 from trimtab.engine_bridge.gateway.sliced import OnEngine, cached_tokens
 from trimtab.engine_bridge.gateway.sse import Usage
 from trimtab.engine_bridge.gateway.upstream import Fault, UpstreamError
-from trimtab.engine_bridge.slicing import cuts
+from trimtab.engine_bridge.slicing import ALIGN_TOKENS, cuts
 
 if TYPE_CHECKING:
     from trimtab.engine_bridge.gateway.exchange import Exchange
@@ -126,8 +126,8 @@ class _Errand:
         assert identity is not None
         head = wire.request_head(
             client, b"POST", path, self.exchange.scope["headers"], key=self._key,
-            tenant=identity.tenant, tier=identity.tier, length=len(body),
-            trace=self.exchange.spans.heads,
+            tenant=identity.tenant, tier=identity.tier, is_slice=path == _COMPLETIONS,
+            length=len(body), trace=self.exchange.spans.heads,
         )  # fmt: skip
         answer = await client.send(head, body)
         try:
@@ -194,6 +194,8 @@ async def _slice(link: _Errand, here: OnEngine, prompt: PromptTokens, number: in
     cached = cached_tokens(answer)
     link.engine.prefixes.tells = cached is not None
     link.exchange.sliced.read += 1
-    here.fresh_tokens += max(0, end - (before if cached is None else cached))
-    here.usage = Usage(end, max(0, end - here.fresh_tokens), 0)
+    found = before if cached is None else cached
+    if here.cached_before is None and end - found > ALIGN_TOKENS:
+        here.cached_before = found
+    here.usage = Usage(end, found if here.cached_before is None else here.cached_before, 0)
     return True

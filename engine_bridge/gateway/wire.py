@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trimtab.engine_bridge.gateway.upstream import Client, Header
-from trimtab.engine_bridge.vllm.middleware import TENANT_HEADER, TIER_HEADER
+from trimtab.engine_bridge.vllm.middleware import SLICE_HEADER, TENANT_HEADER, TIER_HEADER
 
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -45,6 +45,7 @@ def request_head(
     key: str | None,
     tenant: str = "",
     tier: str = "",
+    is_slice: bool = False,
     length: int | None = None,
     trace: bytes = b"",
 ) -> bytes:
@@ -58,6 +59,7 @@ def request_head(
         key: API key that the engine asks for.
         tenant: Whose it is; empty: the gateway's own request. Like the next.
         tier: Its tier.
+        is_slice: Whether it only reads the beginning of a prompt.
         length: Bytes of the body; None: there is none.
         trace: Lines of headers that say which trace it belongs to.
     """
@@ -71,6 +73,8 @@ def request_head(
         lines.append(b"%b: %b\r\n%b: %b\r\n" % (
             TENANT_HEADER, tenant.encode("latin-1"), TIER_HEADER, tier.encode("ascii")
         ))  # fmt: skip
+    if is_slice:
+        lines.append(b"%b: 1\r\n" % SLICE_HEADER)
     if length is not None:
         lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % length)
     lines += [b"%b: %b\r\n" % header for header in headers if header[0] in _PASSED_TO_ENGINES]

@@ -40,12 +40,13 @@ from trimtab.engine_bridge.replay.records import (
     Records,
     records,
 )
+from trimtab.engine_bridge.replay.slices import put_slices
 from trimtab.engine_bridge.replay.verification import BY_TIER, NO_DRAFTS, ONE_LENGTH
 from trimtab.engine_bridge.rules import draft_lengths, retention
 from trimtab.engine_bridge.rules.cost import TYPICAL_DECODES
 from trimtab.engine_bridge.rules.speculation import PREFILL_WORTH
 from trimtab.engine_bridge.step_time import linear_ms
-from trimtab.engine_bridge.trace import NO_SESSION, LongArray, Trace
+from trimtab.engine_bridge.trace import NO_SESSION, NO_SLICE, LongArray, Trace
 
 MODES = {"fair": FAIR, "fcfs": FCFS, "priority": PRIORITY}
 EVICTION = {
@@ -84,6 +85,7 @@ def build_state(
     req.acceptance[:] = draft_acceptance(trace, spec)
     if spec.enable_prefix_caching:
         req.named_total[:] = prefixes.covered_blocks()
+    put_slices(req, trace)
     contents = int(prefixes.blocks.sum())
     # One block is vLLM's null block and never used.
     blocks = spec.num_gpu_blocks - 1
@@ -204,6 +206,7 @@ def _requests(trace: Trace, tier_of: I4, account: I4, offsets: LongArray) -> tup
     req.media_count[:] = np.diff(trace.media.offsets)
     for column in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
         req[column][:] = NONE
+    req.slice[:] = NONE
     for column in ("arrived_s", "admitted_s", "first_s", "last_s"):
         req[column][:] = np.nan
     later = _link_sessions(trace, req)
@@ -311,6 +314,8 @@ def _engine(
     e.speed, e.scale = speed, 1.0
     e.mode, e.collapse = MODES[rules], collapse
     e.left = len(trace)
+    if trace.slice_of is not None:
+        e.left = int(np.sum(trace.slice_of == NO_SLICE))
     e.lagging = spec.async_scheduling
     e.blocked_epoch = _NEVER_BLOCKED
     e.grown_step = NONE

@@ -47,9 +47,18 @@ def shown(s: State, first: int, last: int, item: int) -> bool:
 
 
 @inlined
-def unheld(s: State, item: int) -> int:
-    """Tokens of the cache that are no longer free once a request holds what an item shows."""
+def found_tokens(s: State, first: int, item: int) -> int:
+    """Tokens of the cache that can no longer be evicted once a request holds what an item shows.
+
+    Returns:
+        -1 if it is not in the cache; 0 if somebody holds it, or one of the request's own from
+        `first` on shows it already.
+    """
+    if shown(s, first, item, item):
+        return 0
     c = s.encoded[s.item_content[item]]
+    if c.cached == 0:
+        return -1
     return int(c.tokens) if c.refs == 0 else 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.encoding import first_open, item_work, shown, unheld
+from trimtab.engine_bridge.replay.encoding import first_open, found_tokens, item_work
 from trimtab.engine_bridge.replay.layout import (
     CHUNKS,
     ENCODE_MS,
@@ -134,15 +134,13 @@ def reach(
     for item in range(max(first, held), r.media_first + r.media_count):
         if s.item_start[item] >= position + most:
             break
-        if shown(s, first, item, item):
-            continue
         before = max(0, int(s.item_start[item]) - position)
-        if s.encoded[s.item_content[item]].cached == 1:
-            needs = unheld(s, item)
-            if needs > freeable:
-                most = before
-                break
-            freeable -= needs
+        found = found_tokens(s, first, item)
+        if found > freeable:
+            most = before
+            break
+        if found >= 0:
+            freeable -= found
             continue
         tokens, ms, work = (
             s.item_end[item] - s.item_start[item],

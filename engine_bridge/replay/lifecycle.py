@@ -37,6 +37,7 @@ from trimtab.engine_bridge.replay.layout import (
     State,
 )
 from trimtab.engine_bridge.replay.names import name_blocks
+from trimtab.engine_bridge.replay.slices import believe_read, following, unread
 from trimtab.engine_bridge.replay.timers import plan_step_event, push_time_event
 from trimtab.engine_bridge.rules import fair_queue
 from trimtab.engine_bridge.rules.cost import (
@@ -60,7 +61,8 @@ def estimate(s: State, row: int, cached_tokens: int) -> None:
     """Rule 2's two-stage estimate of a request that has not started."""
     e, r = s.engine[0], s.req[row]
     uncached = max(1, r.prompt - cached_tokens)
-    r.predicted = max(1, int(s.tenants[r.tenant].predicted_output))
+    # What a slice generates is known.
+    r.predicted = 1 if r.slice != NONE else max(1, int(s.tenants[r.tenant].predicted_output))
     r.prefill_estimate_ms = prefill_cost_ms(
         s.coef, float(uncached), float(cached_tokens), e.prefill_share_ms
     )
@@ -119,6 +121,7 @@ def _count_waiting(s: State, row: int, change: int) -> None:
 @compiled
 def arrive(s: State, row: int, at_s: float) -> None:
     """A request comes in; one that can never fit is refused at once."""
+    row = unread(s, row)
     e, r = s.engine[0], s.req[row]
     tier = s.tiers[r.tier]
     r.arrived_s = at_s
@@ -415,18 +418,21 @@ def end(s: State, row: int, outcome: int) -> None:
     r.status = DONE
     r.outcome = outcome
     r.last_s = e.now_s
-    e.left -= 1
     e.epoch += 1
+    if r.slice == NONE:
+        e.left -= 1
     if outcome == FINISHED:
         _learn(s, row)
+        believe_read(s, row)
     elif outcome in (REFUSED, SHED):
         tier.refused += 1
     if outcome != CANCELLED:
         judge(s, row)
     s.done_log[e.dones] = row
     e.dones += 1
-    if r.successor != NONE:
-        push_time_event(s, e.now_s + s.req[r.successor].think_s, r.successor, EVENT_ARRIVAL)
+    later = following(s, row)
+    if later != NONE:
+        push_time_event(s, e.now_s + s.req[later].think_s, later, EVENT_ARRIVAL)
 
 
 @compiled
@@ -435,9 +441,10 @@ def _learn(s: State, row: int) -> None:
     e, r = s.engine[0], s.req[row]
     tier, tenant = s.tiers[r.tier], s.tenants[r.tenant]
     tier.finished += 1
-    tenant.predicted_output = learn_output(
-        tenant.predicted_output, tenant.samples, float(r.output), e.quantile
-    )
-    tenant.samples += 1
+    if r.slice == NONE:
+        tenant.predicted_output = learn_output(
+            tenant.predicted_output, tenant.samples, float(r.output), e.quantile
+        )
+        tenant.samples += 1
     if e.mode == FAIR and abs(skew(r.service_ms, r.first_estimate_ms)) > e.skew_fraction:
         tier.skewed += 1

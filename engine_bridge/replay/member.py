@@ -1,7 +1,8 @@
 """One engine of a replayed fleet: a replay that is offered its requests one by one.
 
-It holds the fleet's whole trace, so that a row and a block's content mean the same in every member,
-and serves of it what it is offered. Sessions are the fleet's business: it only says who has ended.
+It holds the fleet's whole trace and serves of it what it is offered. Sessions are the fleet's
+business: it only says who has ended. A request in slices is offered by its first one, and counts as
+one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from trimtab.engine_bridge.allocation import Allocation
 from trimtab.engine_bridge.engine_spec import EngineSpec
@@ -59,7 +61,7 @@ class Member(ReplayEngine):
             start_s: When it starts, seconds.
         """
         super().__init__(trace, plan, spec, rules=rules)
-        self._state.req.successor[:] = NONE
+        self._state.req.successor[self._state.req.slice == NONE] = NONE
         self._state = self._state._replace(open_rows=np.zeros(0, np.int64))
         self._handle = handle_of(self._state)
         e = self._state.engine[0]
@@ -82,9 +84,25 @@ class Member(ReplayEngine):
         return float(self._state.engine[0].busy_ms) * 1e-3
 
     def offer(self, row: int, at_s: float) -> None:
-        """A request of the trace arrives at that time; a step under way does not see it."""
+        """A request of the trace arrives at that time; a step under way does not see it.
+
+        Args:
+            row: The request, or its first slice.
+            at_s: When, seconds.
+        """
         offer(self._handle, row, at_s)
+        while self._state.req[row].slice != NONE:
+            row += 1
         self._offered.add(row)
+
+    @property
+    def read_slices(self) -> npt.NDArray[np.int32]:
+        """By row, whether its gateway believes a slice to be cached."""
+        return np.array(self._state.req.read)
+
+    @read_slices.setter
+    def read_slices(self, known: npt.NDArray[np.int32]) -> None:
+        self._state.req.read[:] = known
 
     def cached_blocks(self, row: int) -> int:
         """Leading blocks of a prompt that its cache holds now."""
@@ -130,7 +148,8 @@ class Member(ReplayEngine):
     def _news(self) -> list[Ended]:
         s = self._state
         count = int(s.engine[0].dones)
-        rows = s.done_log[self._told : count].tolist()
+        rows = s.done_log[self._told : count]
+        rows = rows[s.req.slice[rows] == NONE].tolist()
         self._told = count
         self._offered.difference_update(rows)
         return [Ended(row, float(s.req[row].last_s), int(s.req[row].outcome)) for row in rows]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.engine_bridge.errors import TraceError
-from trimtab.engine_bridge.trace import IntArray, LongArray, Trace
+from trimtab.engine_bridge.trace import NO_SLICE, IntArray, LongArray, Trace
 
 
 class Prefixes(NamedTuple):
@@ -80,7 +80,8 @@ def find_runs(trace: Trace, block_size: int) -> Prefixes:
     # Only what ends a row may be left out: places before a shared run must stay.
     place = np.arange(len(ids))
     last = np.full(len(trace), -1)
-    np.maximum.at(last, row, np.where(seen[ids] > 1, place, -1))
+    shared = (seen[ids] > 1) | _with_slices(trace)[row]
+    np.maximum.at(last, row, np.where(shared, place, -1))
     kept = begins & (place <= last[row])
     names, dense = np.unique(ids[kept], return_inverse=True)
     blocks = np.zeros(len(names), np.int32)
@@ -89,6 +90,14 @@ def find_runs(trace: Trace, block_size: int) -> Prefixes:
     return Prefixes(
         dense.astype(np.int32).reshape(-1), np.concatenate(([0], np.cumsum(counts))), blocks
     )
+
+
+def _with_slices(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Requests whose slices find what only their ids name, shape (n,)."""
+    found = np.zeros(len(trace), np.bool_)
+    if trace.slice_of is not None:
+        found[trace.slice_of[trace.slice_of != NO_SLICE]] = True
+    return found
 
 
 def _heads(

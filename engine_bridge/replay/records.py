@@ -140,7 +140,9 @@ REQUEST = np.dtype(
         ("output", "i4"),
         ("prompt_worth", "f8"),  # priced tokens of the prompt; NaN: its cached ones are repeated
         ("stop", "i8"),
-        ("successor", "i8"),  # row of the session's next turn
+        ("successor", "i8"),  # row of the session's next turn, or of the request's next slice
+        ("slice", "i8"),  # of a slice, the first one that reads the same; else NONE
+        ("read", "i4"),  # of that one: the gateway believes that the engine has it cached
         # What the engine knows.
         ("status", "i4"),
         ("outcome", "i4"),

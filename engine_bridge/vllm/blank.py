@@ -19,6 +19,7 @@ def blank_request() -> Any:
     blank = records(1, REQUEST)
     for name in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
         blank[name][:] = NONE
+    blank.slice[:] = NONE
     for name in ("arrived_s", "admitted_s", "first_s", "last_s"):
         blank[name][:] = np.nan
     blank.cancel_after_s[:] = np.inf

@@ -27,6 +27,8 @@ TENANT_ARG: Final = "trimtab_tenant"
 """Key of the tenant in a request's `vllm_xargs` and in its sampling parameters' `extra_args`."""
 TIER_ARG: Final = "trimtab_tier"
 """Key of the tier there."""
+SLICE_ARG: Final = "trimtab_slice"
+"""Key there that says that a request is a slice of one: it only reads a prompt's beginning."""
 ANONYMOUS: Final = "anonymous"
 """Tenant of requests that say nothing about themselves, or may not."""
 LONGEST_TENANT: Final = 200
@@ -127,6 +129,11 @@ class Identifier:
         """Whether a request without a known key is refused."""
         return self._keys is not None
 
+    @property
+    def believes_labels(self) -> bool:
+        """Whether a gateway's labels are believed."""
+        return self._trust_labels and self._keys is None
+
     def identify(
         self, *, key: str | None = None, tenant: str | None = None, tier: str | None = None
     ) -> Identity:
@@ -143,7 +150,7 @@ class Identifier:
         """
         if self._keys is not None:
             return self._by_key(self._keys, key)
-        if self._trust_labels:
+        if self.believes_labels:
             return self._by_labels(tenant, tier)
         return self._nobody
 

@@ -19,7 +19,7 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay import live
 from trimtab.engine_bridge.replay.build import build_state
 from trimtab.engine_bridge.replay.handle import handle_of
-from trimtab.engine_bridge.replay.layout import State
+from trimtab.engine_bridge.replay.layout import NONE, State
 from trimtab.engine_bridge.replay.loop import close_interval
 from trimtab.engine_bridge.replay.plan_fair import (
     ADMIT,
@@ -212,6 +212,7 @@ class Ledger:
         arrived_s: float,
         found_blocks: int,
         media: tuple[int, int] = (0, 0),
+        is_slice: bool = False,
     ) -> int:
         """A new request waits; returns its row.
 
@@ -223,6 +224,7 @@ class Ledger:
             arrived_s: On the scheduler's clock, not after now.
             found_blocks: Blocks of its prompt that are cached now.
             media: Where its items begin in the state's columns, and how many it has.
+            is_slice: Whether it only reads the beginning of a prompt.
         """
         if not self._free_rows:
             self._add_rows()
@@ -233,6 +235,7 @@ class Ledger:
         r.prompt, r.output = prompt_tokens, _UNKNOWN_OUTPUT
         r.found_blocks = found_blocks
         r.media_first, r.media_count = media
+        r.slice = row if is_slice else NONE
         self._users[account] += 1
         self._row_of[request_id] = row
         self._id_of[row] = request_id

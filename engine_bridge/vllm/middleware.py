@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trimtab.engine_bridge.admission.asked import is_too_deep, utf8_bytes
 from trimtab.engine_bridge.admission.refusal import Refusal, no_json, unknown_key
 from trimtab.engine_bridge.vllm.identity import (
+    SLICE_ARG,
     TENANT_ARG,
     TIER_ARG,
     Identifier,
@@ -38,6 +39,8 @@ LARGEST_BODY_BYTES: Final = 64 << 20
 """A request with a longer body is refused: it must be held in memory to be stamped."""
 TENANT_HEADER: Final = b"x-trimtab-tenant"
 TIER_HEADER: Final = b"x-trimtab-tier"
+SLICE_HEADER: Final = b"x-trimtab-slice"
+"""A trusted gateway's word that a request only reads the beginning of a prompt."""
 
 STAMPED: Final = frozenset(
     (
@@ -75,7 +78,14 @@ stamped is refused: it would be served under whatever labels the client likes.""
 
 _PRIORITY_HEADER: Final = b"x-vllm-priority"
 _DROPPED_HEADERS: Final = frozenset(
-    (_PRIORITY_HEADER, b"x-request-id", b"x-data-parallel-rank", TENANT_HEADER, TIER_HEADER)
+    (
+        _PRIORITY_HEADER,
+        b"x-request-id",
+        b"x-data-parallel-rank",
+        TENANT_HEADER,
+        TIER_HEADER,
+        SLICE_HEADER,
+    )
 )
 _BODY_HEADERS: Final = frozenset((b"content-length", b"transfer-encoding"))
 _DROPPED_FIELDS: Final = (
@@ -155,7 +165,11 @@ class IdentityMiddleware:
             return
         kept = [(name, value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
         if path in STAMPED or path in STAMPED_WITHOUT_ARGS:
-            await self._stamp(path, identity, {**scope, "headers": kept}, receive, send)
+            is_slice = (
+                self._identifier.believes_labels and _header(headers, SLICE_HEADER) is not None
+            )
+            scope = {**scope, "headers": kept}
+            await self._stamp(path, identity, scope, receive, send, is_slice=is_slice)
         elif scope["method"] not in _READING and path.endswith(COUNTED) and self._door is not None:
             await self._count(path, identity, {**scope, "headers": kept}, receive, send)
         elif scope["method"] in _READING or path.endswith(HARMLESS):
@@ -165,7 +179,14 @@ class IdentityMiddleware:
             await _refuse(send, Refusal(status=404, code="not_served", message=message))
 
     async def _stamp(
-        self, path: str, identity: Identity, scope: Scope, receive: Receive, send: Send
+        self,
+        path: str,
+        identity: Identity,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        is_slice: bool,
     ) -> None:
         raw = await self._body(scope, receive, send)
         if raw is None:
@@ -185,7 +206,7 @@ class IdentityMiddleware:
         if self._priority:
             # Some paths know the header only, others the body's field only.
             headers.append((_PRIORITY_HEADER, b"%d" % self._identifier.order(identity.tier)))
-        stamped = self._stamped(path, identity, data)
+        stamped = self._stamped(path, identity, data, is_slice=is_slice)
         headers.append((b"content-length", b"%d" % len(stamped)))
         scope, receive = {**scope, "headers": headers}, _replay(stamped, receive)
         if self._door is None or admitted is None:
@@ -231,13 +252,17 @@ class IdentityMiddleware:
             if not message.get("more_body", False):
                 return body
 
-    def _stamped(self, path: str, identity: Identity, data: dict[str, Any]) -> bytes:
+    def _stamped(
+        self, path: str, identity: Identity, data: dict[str, Any], *, is_slice: bool
+    ) -> bytes:
         """The body with the labels."""
         for field in _DROPPED_FIELDS:
             data.pop(field, None)
         data["cache_salt"] = tenant_salt(self._secret, identity.tenant)
         if path in STAMPED:
             data["vllm_xargs"] = {TENANT_ARG: identity.tenant, TIER_ARG: identity.tier}
+            if is_slice:
+                data["vllm_xargs"][SLICE_ARG] = 1
         if self._priority:
             data["priority"] = self._identifier.order(identity.tier)
         return json.dumps(data).encode()

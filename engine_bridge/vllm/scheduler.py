@@ -34,7 +34,13 @@ from trimtab.engine_bridge.vllm.control_store import AllocationStore
 from trimtab.engine_bridge.vllm.draft_books import DraftBooks
 from trimtab.engine_bridge.vllm.drafts import Drafts
 from trimtab.engine_bridge.vllm.flying import FlyingStep, FlyingSteps
-from trimtab.engine_bridge.vllm.identity import ANONYMOUS, TENANT_ARG, TIER_ARG, default_tier
+from trimtab.engine_bridge.vllm.identity import (
+    ANONYMOUS,
+    SLICE_ARG,
+    TENANT_ARG,
+    TIER_ARG,
+    default_tier,
+)
 from trimtab.engine_bridge.vllm.idle import IdleIntervals
 from trimtab.engine_bridge.vllm.ledger import Ledger
 from trimtab.engine_bridge.vllm.media import encoded_counts, encoded_features
@@ -235,6 +241,7 @@ class FairScheduler(AsyncScheduler):
             arrived_s=self._clock.arrived_s(request.arrival_time),
             found_blocks=len(found.blocks[0]),
             media=self._media.enter(request),
+            is_slice=SLICE_ARG in labels,
         )
 
     def _on_leave(self, request: Request) -> None:

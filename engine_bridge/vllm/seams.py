@@ -129,6 +129,25 @@ def check_version(version: str) -> None:
         )
 
 
+def check_installed(version: str) -> list[str]:
+    """Seams of the installed vLLM that are not as they should be; it imports vLLM.
+
+    Args:
+        version: The installed version.
+
+    Raises:
+        SeamError: nobody has looked at that version.
+        ImportError: vLLM cannot be imported.
+    """
+    check_version(version)
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return changed_seams(Scheduler, KVCacheManager, BlockPool, EncoderCacheManager)
+
+
 def check_engine(scheduler: Any) -> None:
     """Refuse a vLLM, or a way of starting it, that the scheduler does not support.
 
@@ -139,13 +158,9 @@ def check_engine(scheduler: Any) -> None:
         SeamError: one line with what is not supported and the remedy.
     """
     import vllm
-    from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.scheduler import Scheduler
 
-    check_version(vllm.__version__)
     encoder = scheduler.encoder_cache_manager
-    faults = changed_seams(Scheduler, KVCacheManager, BlockPool, type(encoder))
+    faults = check_installed(vllm.__version__)
     faults += [
         f"{type(encoder).__name__} lacks {name}"
         for name in ENCODER_FIELDS

@@ -33,6 +33,7 @@ from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.build import draft_acceptance
 from trimtab.engine_bridge.replay.drafted_step import accepted_drafts
+from trimtab.engine_bridge.replay.slices import first_alike
 from trimtab.engine_bridge.rules.speculation import drafting_ms
 from trimtab.engine_bridge.step_time import (
     decode_attention_ms,
@@ -40,7 +41,7 @@ from trimtab.engine_bridge.step_time import (
     mixed_attention_ms,
     prefill_attention_ms,
 )
-from trimtab.engine_bridge.trace import NO_SESSION, Trace
+from trimtab.engine_bridge.trace import NO_SESSION, NO_SLICE, Trace
 from trimtab.engine_bridge.vllm.media import encoded_features, features_ms
 from trimtab.engine_bridge.vllm.virtual_config import kv_cache_config, vllm_config
 from trimtab.engine_bridge.vllm.virtual_media import features_of, give_encoder
@@ -131,6 +132,8 @@ class VirtualVllm:
         self.steps = self.encoded_items = 0
         self._timers: list[tuple[float, int, int]] = []
         self._later, self._successor = _sessions(trace)
+        self._alike = first_alike(trace).tolist()
+        self._read: set[int] = set()
         self._open = [row for row in range(len(trace)) if row not in self._later]
         self._next_open = 0
         self._token_since: dict[str, int] = {}
@@ -228,11 +231,11 @@ class VirtualVllm:
                 arrival = float(self._trace.arrival_s[row])
                 if arrival <= timer:
                     self._next_open += 1
-                    self._arrive(row, arrival)
+                    self._arrive(self._unread(row), arrival)
                     continue
             at_s, row, kind = heapq.heappop(self._timers)
             if kind == _ARRIVAL:
-                self._arrive(row, at_s)
+                self._arrive(self._unread(row), at_s)
             else:
                 self.cancel(row)
 
@@ -249,6 +252,8 @@ class VirtualVllm:
             "trimtab_tenant": trace.tenant_names[trace.tenant[row]],
             "trimtab_tier": trace.tier_names[trace.tier[row]],
         }
+        if self._alike[row] != NO_SLICE:
+            labels["trimtab_slice"] = "1"
         self.scheduler.add_request(
             Request(
                 request_id=_name(row),
@@ -264,9 +269,27 @@ class VirtualVllm:
             )
         )
 
+    def _unread(self, row: int) -> int:
+        """The row to begin with of a request that arrives, as `replay.slices.unread`.
+
+        Nothing that was read is ever believed to be gone.
+        """
+        if row and self._alike[row - 1] != NO_SLICE:
+            return row
+        return self._pass_over(row, lambda row: self._alike[row] in self._read)
+
+    def _pass_over(self, row: int, unwanted: Callable[[int], bool]) -> int:
+        """The first row from this one on that is wanted; the ones before it never arrive."""
+        while unwanted(row):
+            self.left -= 1
+            row = self._successor[row]
+        return row
+
     def _content(self, row: int, first: int, count: int) -> list[int]:
         """Token ids of a row's positions: equal where the trace's prefix ids say so."""
         trace = self._trace
+        if trace.slice_of is not None and trace.slice_of[row] != NO_SLICE:
+            row = int(trace.slice_of[row])
         start, end = trace.prefix_offsets[row], trace.prefix_offsets[row + 1]
         size = max(1, int(trace.prefix_block_tokens[row]))
         places = np.arange(first, first + count) // size
@@ -383,8 +406,12 @@ class VirtualVllm:
 
     def _ended(self, row: int) -> None:
         self.left -= 1
-        self._token_since.pop(_name(row), None)
+        answered = self._token_since.pop(_name(row), None) is not None
         later = self._successor.get(row)
+        if self._alike[row] != NO_SLICE and answered:
+            self._read.add(self._alike[row])
+        elif self._alike[row] != NO_SLICE:
+            later = self._pass_over(self._successor[row], lambda row: self._alike[row] != NO_SLICE)
         if later is not None:
             at_s = self.now_s + float(self._trace.think_s[later])
             heapq.heappush(self._timers, (at_s, later, _ARRIVAL))

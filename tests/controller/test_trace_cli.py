@@ -166,3 +166,26 @@ def test_a_failed_compose_keeps_the_file_that_was_there(tmp_path: Path) -> None:
     out.write_text("old")
     assert main(["trace", "compose", "--tier", f"T0={tmp_path}/no.csv", "--out", str(out)]) == 2
     assert out.read_text() == "old"
+
+
+def test_media_from_a_made_trace_and_from_azures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, summary = tmp_path / "m.parquet", tmp_path / "m.json"
+    flags = ["--hours", "0.05", "--seed", "1", "--preset", "steady"]
+    assert main(["trace", "generate", *flags, "--media-share", "0.5", "--out", str(made)]) == 0
+    assert main(["trace", "info", str(made), "--json", str(summary)]) == 0
+    shown = capsys.readouterr().out
+    assert "50% of the chats' and agents' turns" in shown
+    assert "of the prompt tokens" in shown
+    media = json.loads(summary.read_text())["media"]
+    assert media["items"] == sum(kind["items"] for kind in media["kinds"].values()) > 0
+
+    lmm = tmp_path / "lmm.csv"
+    lmm.write_text(
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-15T12:00:00.269Z,2,770,491\n"
+    )
+    assert main(["trace", "info", str(lmm), "--tokens-per-image", "100"]) == 0
+    assert "image 2 (200 tokens)" in capsys.readouterr().out
+    assert main(["trace", "info", str(lmm), "--tokens-per-image", "0"]) == 2
+    assert "--tokens-per-image" in capsys.readouterr().err

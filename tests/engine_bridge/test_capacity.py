@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trimtab.engine_bridge.capacity import (
     saturated_step,
 )
 from trimtab.engine_bridge.engine_spec import engine_names, get_engine_spec
+from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.trace import Trace
 
 TP8 = get_engine_spec("h100:llama-3.1-70b-tp8")
@@ -109,6 +111,32 @@ def test_an_engine_without_prefix_caching_is_loaded_more() -> None:
     assert offered_load(trace, TP8) < 0.5 * offered_load(
         trace, TP8.with_limits(enable_prefix_caching=False)
     )
+
+
+def test_encoding_is_part_of_the_load_where_it_is_not_cached() -> None:
+    spec = get_engine_spec("h100:qwen2.5-vl-7b-tp1")
+    assert spec.encoder is not None
+    n = 100
+    media = MediaItems.one_image_each(np.full(n, 1024, np.int32))
+    trace = Trace.build(
+        arrival_s=np.arange(n, dtype=np.float64),
+        prompt_tokens=1600,
+        output_tokens=np.full(n, 10),
+    )
+    shown = replace(trace, media=media)
+    more = offered_load(shown, spec) - offered_load(trace, spec)
+    assert more == pytest.approx(n * spec.encoder.item_ms(0, 1024) / ((n - 1) * 1000.0))
+    assert offered_load(shown, TP8) == offered_load(trace, TP8)
+    # All after the first repeat the first one's prompt, with the image in it.
+    repeated = replace(
+        shown,
+        prefix_offsets=np.arange(n + 1, dtype=np.int64) * 100,
+        prefix_ids=np.tile(np.arange(100, dtype=np.int32), n),
+        prefix_block_tokens=np.full(n, 16, np.int32),
+    )
+    without = replace(repeated, media=MediaItems.none(n))
+    once = offered_load(repeated, spec) - offered_load(without, spec)
+    assert once == pytest.approx(more / n)
 
 
 def test_pauses_of_sessions_stretch_the_load() -> None:

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine_bridge.replay.workloads import TIERS, aging_plan, random_trace, small_engine
+from tests.engine_bridge.replay.workloads import (
+    TIERS,
+    aging_plan,
+    encoding_engine,
+    random_trace,
+    small_engine,
+    with_media,
+)
 from tests.property.fair_server import (
     Chances,
     Windows,
@@ -122,16 +129,26 @@ def test_ageing_takes_all_that_the_bound_gives_it_and_no_more() -> None:
     cap=st.booleans(),
     change=st.booleans(),
     aging_ms=st.sampled_from((0.0, 5.0, 1000.0)),
+    item_ms=st.sampled_from((None, 1.0, 300.0)),
 )
 @settings(max_examples=15, deadline=None)
 def test_the_replay_s_measured_gap_stays_under_its_bound(
-    seed: int, seqs: int, blocks: int, cap: bool, change: bool, aging_ms: float
+    seed: int,
+    seqs: int,
+    blocks: int,
+    cap: bool,
+    change: bool,
+    aging_ms: float,
+    item_ms: float | None,
 ) -> None:
     plan = with_values(
         aging_plan(), {"rules.cap_preemption": cap, "aging.tier_window_ms": aging_ms}
     )
     spec = small_engine(blocks=blocks, seqs=seqs)
-    engine = ReplayEngine(random_trace(seed, requests=100, rate=200.0), plan, spec)
+    trace = random_trace(seed, requests=100, rate=200.0)
+    if item_ms is not None:
+        trace, spec = with_media(trace, seed), encoding_engine(spec, item_ms=item_ms)
+    engine = ReplayEngine(trace, plan, spec)
     rng = np.random.default_rng(seed)
     while not engine.finished:
         if change:

@@ -56,8 +56,8 @@ def test_a_plan_without_slices_leaves_the_trace_and_the_run_alone(spec: EngineSp
     assert sliced.trace is trace
     engine = ReplayEngine(trace, plan, spec)
     engine.run(interval_s=10.0)
-    result = engine.result()
-    assert sliced.fold(result) is result
+    rows = engine.result().requests
+    assert sliced.fold(rows) == rows
 
 
 def test_a_long_prompt_becomes_turns_that_share_their_prefix(plan: Plan, spec: EngineSpec) -> None:
@@ -67,6 +67,8 @@ def test_a_long_prompt_becomes_turns_that_share_their_prefix(plan: Plan, spec: E
     assert trace.prompt_tokens.tolist() == [4096, 8192, 12_288, 16_384, 20_000, 300]
     assert trace.output_tokens.tolist() == [1, 1, 1, 1, 50, 20]
     assert trace.turn.tolist() == [0, 1, 2, 3, 4, 0]
+    assert trace.slice_of is not None
+    assert trace.slice_of.tolist() == [4, 4, 4, 4, -1, -1]
     assert sliced.first.tolist() == [0, 5]
     assert sliced.last.tolist() == [4, 5]
     engine = ReplayEngine(trace, plan, spec)
@@ -78,7 +80,8 @@ def test_the_row_of_a_request_tells_of_all_its_slices(plan: Plan, spec: EngineSp
     sliced = in_slices(one_long(), plan, spec)
     engine = ReplayEngine(sliced.trace, plan, spec)
     engine.run(interval_s=10.0)
-    rows, whole = engine.result().requests, sliced.fold(engine.result()).requests
+    rows = engine.result().requests
+    whole = sliced.fold(rows)
     assert whole["arrival_s"].tolist() == [1.0, 1.1]
     assert whole["admitted_s"][0] == rows["admitted_s"][0]
     assert whole["first_token_s"][0] == rows["first_token_s"][4] > rows["last_token_s"][3]
@@ -103,13 +106,17 @@ def test_what_was_cached_before_its_slices_stays_cached(plan: Plan, spec: Engine
         prefix_block_tokens=np.array([16, 16], np.int32),
     )  # fmt: skip
     sliced = in_slices(trace, plan, spec)
-    # What the first one has read is not cut again.
-    assert sliced.trace.prompt_tokens.tolist() == [
-        4096, 8192, 12_288, 16_384, 20_000, 20_480, 24_576, 28_672, 32_768, 36_864, 40_000,
-    ]  # fmt: skip
     engine = ReplayEngine(sliced.trace, plan, spec)
     engine.run(interval_s=10.0)
-    assert sliced.fold(engine.result()).requests["cached_tokens"].tolist() == [0, 20_000]
+    rows = engine.result().requests
+    came = np.isfinite(rows["arrival_s"])
+    # What the first one's slices have read is not read again.
+    assert rows["prompt_tokens"][came].tolist() == [
+        4096, 8192, 12_288, 16_384, 20_000, 20_480, 24_576, 28_672, 32_768, 36_864, 40_000,
+    ]  # fmt: skip
+    folded = sliced.fold(rows)
+    assert folded["cached_tokens"].tolist() == [0, 20_000]
+    assert folded["arrival_s"].tolist() == [0.0, 30.0]
 
 
 def test_who_gives_up_or_fits_no_cache_stays_whole(plan: Plan, spec: EngineSpec) -> None:
@@ -127,7 +134,7 @@ def test_a_run_that_ends_between_slices_leaves_the_request_unfinished(
     sliced = in_slices(one_long(), plan, spec)
     engine = ReplayEngine(sliced.trace, plan, spec)
     engine.advance(1.05)
-    rows = sliced.fold(engine.result()).requests
+    rows = sliced.fold(engine.result().requests)
     assert rows["outcome"].tolist() == [0, 0]
     assert rows["arrival_s"][0] == 1.0
     assert np.isnan(rows["first_token_s"][0])

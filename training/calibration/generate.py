@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
+import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,16 @@ from typing import Any
 import numpy as np
 
 from trimtab.engine_bridge.errors import FlagError, TrimtabError
+from trimtab.training.calibration.models import find_model
 
 SYSTEM, BACKEND, BACKEND_VERSION = "h100_sxm", "vllm", "0.24.0"
 GPU = "H100-SXM-80GB"
 MODELS = {
     "Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
     "Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "Qwen2.5-VL-7B": None,
 }
+"""Models by name: which of the package's own configurations; None: made from our shapes."""
 COLUMNS = (
     *("model", "gpu", "tp", "kind", "prefill_tokens", "prefill_prefix", "prefill_chunks"),
     *("decode_batch", "decode_context", "iter_ms", "nonattn_ms", "allreduce_ms"),
@@ -60,9 +65,14 @@ class KernelTables:
                 remedy="pip install aiconfigurator==0.12.0",
             ) from None
         self.model, self.tp = model, tp
-        self._engine: Any = engine.EngineHandle.compile(
-            MODELS[model], SYSTEM, BACKEND, backend_version=BACKEND_VERSION, tp_size=tp
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            self._engine: Any = engine.EngineHandle.compile(
+                MODELS[model] or _configured(model, Path(folder)),
+                SYSTEM,
+                BACKEND,
+                backend_version=BACKEND_VERSION,
+                tp_size=tp,
+            )
 
     def row(
         self, *, chunks: int, chunk_tokens: int, prefix_tokens: int, batch: int, context_tokens: int
@@ -109,6 +119,27 @@ class KernelTables:
             "source": f"aiconfigurator 0.12.0, {SYSTEM} / vLLM {BACKEND_VERSION} kernel tables",
             "provenance": "composed per op by trimtab.training.calibration.generate",
         }
+
+
+def _configured(model: str, folder: Path) -> str:
+    """Write the configuration of a model's language part into a folder; returns the folder."""
+    shape = find_model(model)
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": _LONGEST_CONTEXT_TOKENS,
+        "tie_word_embeddings": shape.tied,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
 
 
 def draw_steps(rng: np.random.Generator, rows: int) -> Iterator[dict[str, int]]:

@@ -4,6 +4,8 @@ The routing is the gateway's own (`gateway.routing`); what it does with requests
 is as in `gateway.proxy`: who has had no first token yet is sent to another engine, who has is lost.
 Engines run side by side in virtual time; a request's end is seen `_QUANTUM_S` later at most where
 no pause in the traffic is shorter. An engine that ends finishes the step that it is in.
+Long prompts go in slices where the plan says so (`whatif.slicing`): an engine gets those that it is
+not believed to have read, a request that is sent on gets others on the next engine.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from trimtab.envs import score
 from trimtab.training.fleet.settings import MODEL, Failure, Fleet
 from trimtab.training.fleet.store import SharedStore
 from trimtab.training.whatif.drafting import with_draft_lengths
+from trimtab.training.whatif.slicing import Sliced, in_slices
 
 Columns = dict[str, npt.NDArray[np.generic]]
 
@@ -61,6 +64,8 @@ class _Seat:
 
     name: str
     spec: EngineSpec
+    sliced: Sliced
+    """The traffic as it would come to this engine."""
     member: Member | None = None
     paid_since_s: float | None = None
     paid_s: float = 0.0
@@ -71,6 +76,8 @@ class _Seat:
     """Of the engine that runs there, counted over all that ever ran."""
     starts: int = 0
     """Times that it was started: a start that failed on the way is not the next one's."""
+    read_slices: npt.NDArray[np.int32] | None = None
+    """What the gateway believes it to have read when it last ended; None: it never has."""
 
 
 class FleetReplay:
@@ -110,7 +117,7 @@ class FleetReplay:
             most_over_mean=fleet.routing.most_over_mean,
             slack_requests=fleet.routing.slack_requests,
         )
-        self._seats = {name: _Seat(name, specs[name]) for name in fleet.engines}
+        self._seats = _seats(trace, plan, {name: specs[name] for name in fleet.engines})
         self._store = self._shared(specs)
         self._keys = [self._key(row) for row in range(len(trace))]
         self._successor, later = _turns(trace)
@@ -118,6 +125,7 @@ class FleetReplay:
         self._arrived_s = np.full(n, np.nan)
         self._place = np.full(n, -1, np.int64)
         self._served_by = np.full(n, -1, np.int64)
+        self._failed_on: dict[int, set[str]] = {}
         self._numbers = itertools.count()
         self._columns: Columns = {}
         self._last_s = 0.0
@@ -143,10 +151,10 @@ class FleetReplay:
         while self._left and now_s < self._limit_s:
             due_s = self._events[0][0] if self._events else np.inf
             now_s = min(max(due_s, now_s), now_s + self._quantum_s, self._limit_s)
-            for number, seat in enumerate(self._seats.values()):
+            for seat in self._seats.values():
                 if seat.member is not None:
                     for ended in seat.member.run_until(now_s):
-                        self._ended(ended, number)
+                        self._ended(ended, seat)
             while self._events and self._events[0][0] <= now_s:
                 at_s, _, kind, what = heapq.heappop(self._events)
                 self._handle(kind, what, at_s)
@@ -210,16 +218,18 @@ class FleetReplay:
         self._waiting.pop(row, None)
         self._place[row] = list(self._seats).index(name)
         self._served_by[row] = seat.number
+        own = int(seat.sliced.last[row])
         if self._store is not None:
             size = seat.spec.block_size
-            wait_s = self._store.load_s(row, seat.member.cached_blocks(row) * size)
+            wait_s = self._store.load_s(row, seat.member.cached_blocks(own) * size)
             if wait_s > 0:
-                seat.member.fill(row, self._store.held_tokens(row) // size)
+                seat.member.fill(own, self._store.held_tokens(row) // size)
                 at_s += wait_s
-        seat.member.offer(row, at_s)
+        again = name in self._failed_on.get(row, ())
+        seat.member.offer(own if again else int(seat.sliced.first[row]), at_s)
 
-    def _ended(self, ended: Ended, number: int) -> None:
-        row = ended.row
+    def _ended(self, ended: Ended, seat: _Seat) -> None:
+        row = int(seat.sliced.request[ended.row])
         if self._store is not None and ended.outcome == score.FINISHED:
             tokens = self._trace.prompt_tokens[row] + self._trace.output_tokens[row]
             self._store.keep(row, int(tokens))
@@ -248,13 +258,15 @@ class FleetReplay:
         seat.paid_since_s = at_s if seat.paid_since_s is None else seat.paid_since_s
         seat.number = next(self._numbers)
         seat.member = Member(
-            self._trace,
+            seat.sliced.trace,
             plan,
             seat.spec,
             rules=policy.engine_rules,
             control=policy.act,
             start_s=at_s,
         )
+        if seat.read_slices is not None:
+            seat.member.read_slices = seat.read_slices
         for row in sorted(self._waiting, key=lambda row: (self._arrived_s[row], row)):
             self._send(row, at_s)
 
@@ -271,7 +283,11 @@ class FleetReplay:
         if gone is None:
             return
         self._take(seat, gone)
-        for row, answering in gone.unfinished().items():
+        # The gateway learns only from its answers that an engine has forgotten everything.
+        seat.read_slices = gone.read_slices
+        for there, answering in gone.unfinished().items():
+            row = int(seat.sliced.request[there])
+            self._failed_on.setdefault(row, set()).add(seat.name)
             if answering:
                 self._finish(row, LOST, at_s)
             else:
@@ -332,7 +348,7 @@ class FleetReplay:
         """Take over what an engine knows of the requests that it has served last."""
         seat.busy_s += member.busy_s
         served = np.flatnonzero(self._served_by == seat.number)
-        for name, values in member.result().requests.items():
+        for name, values in seat.sliced.fold(member.result().requests).items():
             if name not in self._columns:
                 unknown = np.nan if values.dtype.kind == "f" else 0
                 self._columns[name] = np.full(len(self._trace), unknown, values.dtype)
@@ -353,6 +369,15 @@ class FleetReplay:
             "outcome": self._outcome,
             "engine": self._place,
         }
+
+
+def _seats(trace: Trace, plan: Plan, specs: Mapping[str, EngineSpec]) -> dict[str, _Seat]:
+    """The engines' places; equal engines are sent the same slices."""
+    seats: dict[str, _Seat] = {}
+    for name, spec in specs.items():
+        alike = (seat.sliced for seat in seats.values() if seat.spec == spec)
+        seats[name] = _Seat(name, spec, next(alike, None) or in_slices(trace, plan, spec))
+    return seats
 
 
 def _turns(trace: Trace) -> tuple[dict[int, int], npt.NDArray[np.bool_]]:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from trimtab.engine_bridge.errors import InputError, did_you_mean
 from trimtab.engine_bridge.gateway.routing import EngineFacts
+from trimtab.engine_bridge.gateway.settings import check_tiers
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.plan.section import Name, Section, Text, fault
 from trimtab.engine_bridge.plan.settings_file import checked_settings, read_settings_source
@@ -136,19 +137,7 @@ class Fleet(Section):
         Raises:
             FleetSettingsError: with the key and what was meant.
         """
-        named = [(f"drafts.{tier}", tier) for tier in self.drafts]
-        named += [("reserve_tiers", tier) for tier in self.reserve_tiers]
-        for name, engine in self.engines.items():
-            named += [(f"engines.{name}.tiers", tier) for tier in engine.tiers or ()]
-        for key, tier in named:
-            if tier not in plan.tiers:
-                raise FleetSettingsError(
-                    where,
-                    key=key,
-                    value=tier,
-                    bound=f"one of {', '.join(plan.tiers)}, the tiers of plan {plan.name}",
-                    remedy=did_you_mean(tier, plan.tiers),
-                )
+        check_tiers(self, plan, where, FleetSettingsError)
 
     def facts(self) -> list[EngineFacts]:
         """What the gateway's routing knows of the engines."""

@@ -21,6 +21,8 @@ BEFORE: Final = "before"
 AFTER: Final = "after"
 PRIORITY: Final = "before, priority"
 """Label of the run under vLLM's strict priority, which also knows the tiers."""
+SLICED_BEFORE: Final = "before, in slices"
+"""Label of the run under stock rules behind a gateway that reads long prompts in slices."""
 SHIPPED: Final = "after, shipped plan"
 """Label of the run under the shipped plan, where the cure needs a change of it."""
 
@@ -31,7 +33,7 @@ class IncidentRun:
 
     rules: RuleSet
     trace: Trace
-    """What the engine was sent."""
+    """What the engine was sent; slices of a request are not told apart."""
     plan: Plan
     spec: EngineSpec
     served: Served

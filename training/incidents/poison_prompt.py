@@ -7,19 +7,17 @@ takes every step's tokens until it is done.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
-
-import numpy as np
 
 from trimtab.engine_bridge.admission.settings import AdmissionSettings, Limits
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.replay.engine import RuleSet
 from trimtab.engine_bridge.trace import Trace
+from trimtab.training.incidents import poison_slices
 from trimtab.training.incidents.door import admit
 from trimtab.training.incidents.incident import (
     AFTER,
@@ -31,59 +29,34 @@ from trimtab.training.incidents.incident import (
     IncidentRun,
     Runs,
 )
-from trimtab.training.incidents.script import Call, poisson_s, trace_of
-from trimtab.training.incidents.served import BoolArray, FloatArray, Serve, quantile
+from trimtab.training.incidents.poison_traffic import (
+    AGENTS,
+    BATCH,
+    CHAT,
+    ENGINE,
+    FLOWS,
+    LATENCIES,
+    MOST_MOVED,
+    NAMES,
+    POISON_PROMPT,
+    POISON_TIMES_S,
+    STOCK_WITHOUT,
+    WITHOUT,
+    held_s,
+    moved,
+    slowest_poison_s,
+    traffic,
+    ttft_s,
+    unserved,
+)
+from trimtab.training.incidents.script import trace_of
+from trimtab.training.incidents.served import Serve
 
-ENGINE = "h100:llama-3.1-70b-tp4"
-LAST_S = 180.0
-CHAT, AGENTS, BATCH = "T0", "T1", "T2"
-FLOWS = {
-    CHAT: (2.0, (200, 2000), (60, 250)),
-    AGENTS: (0.5, (1000, 6000), (60, 200)),
-    BATCH: (1.2, (2000, 8000), (200, 600)),
-}
-"""Requests a second, lengths of prompts, lengths of answers by tier."""
-POISON_TENANT = "poison"
-POISON_PROMPT, POISON_OUTPUT = 200_000, 150
-POISON_TIMES_S = (30.0, 120.0)
 MAX_PREFILL_MS = 4000.0
 """The agents' TTFT target: a prompt that takes longer to read alone cannot be answered in time."""
-STOCK_WITHOUT: Final = "before, without the poison"
-WITHOUT: Final = "after, without the poison"
 SERVED: Final = "after, let in as batch"
 IDLE_SERVED: Final = "after, let in as batch, no other batch"
 IDLE_WITHOUT: Final = "after, without the poison, no batch"
-MOST_MOVED: Final = 1.1
-"""How far a P99 of others may move, as a factor."""
-
-
-def traffic(seed: int, poison_tier: str | None, *, batch: bool = True) -> list[Call]:
-    """Chat, agents and batch at random times, and the poison under a key of that tier, or none."""
-    rng = np.random.default_rng(seed)
-    calls = [
-        Call(
-            arrival_s=at_s,
-            tier=tier,
-            tenant=f"others-{tier}",
-            prompt_tokens=int(rng.integers(*prompt)),
-            output_tokens=int(rng.integers(*output)),
-        )
-        for tier, (rate, prompt, output) in FLOWS.items()
-        for at_s in poisson_s(rng, rate, 0.0, LAST_S)
-        if batch or tier != BATCH
-    ]
-    if poison_tier is not None:
-        calls += [
-            Call(
-                arrival_s=at_s,
-                tier=poison_tier,
-                tenant=POISON_TENANT,
-                prompt_tokens=POISON_PROMPT,
-                output_tokens=POISON_OUTPUT,
-            )
-            for at_s in POISON_TIMES_S
-        ]
-    return calls
 
 
 def _served(serve: Serve, trace: Trace, rules: RuleSet) -> IncidentRun:
@@ -108,13 +81,17 @@ def _admitted(
 
 
 def stage(serve: Serve, seed: int) -> Runs:
-    """Stock and ours with and without the poison; ours also where its tier's rule lets it in."""
+    """Stock and ours with and without the poison; ours also where its tier's rule lets it in.
+
+    There it is read as it comes, or in slices.
+    """
     return {
         BEFORE: _stock(serve, seed, AGENTS, "fcfs"),
         STOCK_WITHOUT: _stock(serve, seed, None, "fcfs"),
         AFTER: _admitted(serve, seed, AGENTS),
         WITHOUT: _admitted(serve, seed, None),
         SERVED: _admitted(serve, seed, BATCH),
+        **poison_slices.stage(serve, seed),
     }
 
 
@@ -124,67 +101,8 @@ def beside(serve: Serve, seed: int) -> Runs:
         PRIORITY: _stock(serve, seed, AGENTS, "priority"),
         IDLE_SERVED: _admitted(serve, seed, BATCH, batch=False),
         IDLE_WITHOUT: _admitted(serve, seed, None, batch=False),
+        **poison_slices.beside(serve, seed),
     }
-
-
-def _rows(run: IncidentRun, tier: str) -> BoolArray:
-    """The others' requests of a tier."""
-    mine = run.trace.tier == run.trace.tier_names.index(tier)
-    return np.asarray(mine & ~_poison(run))
-
-
-def _poison(run: IncidentRun) -> BoolArray:
-    return np.asarray(run.trace.prompt_tokens == POISON_PROMPT)
-
-
-def _ttft_s(run: IncidentRun) -> FloatArray:
-    return run.served.ttft_s
-
-
-def _tpot_s(run: IncidentRun) -> FloatArray:
-    return run.served.tpot_s
-
-
-def _e2e_s(run: IncidentRun) -> FloatArray:
-    return run.served.e2e_s
-
-
-Latency = Callable[[IncidentRun], FloatArray]
-
-
-def _p99(run: IncidentRun, tier: str, latency: Latency) -> float:
-    return quantile(latency(run)[_rows(run, tier)], 0.99)
-
-
-def _moved(runs: Runs, label: str, without: str, tier: str, latency: Latency) -> float:
-    """A tier's P99 over that of the same traffic without the poison."""
-    if label not in runs or without not in runs:
-        return math.nan
-    return _p99(runs[label], tier, latency) / _p99(runs[without], tier, latency)
-
-
-def _held_s(run: IncidentRun) -> float:
-    """Longest time in which somebody waited and nobody but the poison got a first token."""
-    q = run.served.requests
-    others = ~_poison(run)
-    first_s = np.sort(q["first_token_s"][others & np.isfinite(q["first_token_s"])])
-    arrival_s = np.sort(q["arrival_s"][others])
-    # A pause counts from the first arrival in it on.
-    following = np.searchsorted(arrival_s, first_s[:-1])
-    known = following < len(arrival_s)
-    waited_from_s = np.maximum(first_s[:-1][known], arrival_s[following[known]])
-    return float(np.max(first_s[1:][known] - waited_from_s))
-
-
-def _unserved(run: IncidentRun) -> float:
-    """Requests of others that were promised a first token and got no answer."""
-    rows = _rows(run, CHAT) | _rows(run, AGENTS)
-    return float(np.sum(~run.served.finished[rows]))
-
-
-def _slowest_poison_s(run: IncidentRun) -> float:
-    """Time to the last token; endless if one has none."""
-    return float(np.nan_to_num(run.served.e2e_s[_poison(run)], nan=np.inf).max())
 
 
 def _refused(runs: Runs) -> float:
@@ -194,22 +112,14 @@ def _refused(runs: Runs) -> float:
     ) / len(POISON_TIMES_S)
 
 
-_LATENCIES: tuple[tuple[str, str, Latency], ...] = (
-    ("ttft", "TTFT", _ttft_s),
-    ("tpot", "TPOT", _tpot_s),
-    ("e2e", "E2E", _e2e_s),
-)
-_NAMES = {CHAT: ("chat", "Chat's"), AGENTS: ("agents", "Agents'")}
-
-
 def _refused_figures() -> Iterator[Figure]:
-    for tier, (name, whose) in _NAMES.items():
+    for tier, (name, whose) in NAMES.items():
         yield Figure(
             name=f"{name}_ttft_p99_over_without",
             words=f"{whose} P99 TTFT over that without the poison",
             unit="times",
-            before=partial(_moved, label=BEFORE, without=STOCK_WITHOUT, tier=tier, latency=_ttft_s),
-            after=partial(_moved, label=AFTER, without=WITHOUT, tier=tier, latency=_ttft_s),
+            before=partial(moved, label=BEFORE, without=STOCK_WITHOUT, tier=tier, latency=ttft_s),
+            after=partial(moved, label=AFTER, without=WITHOUT, tier=tier, latency=ttft_s),
             reproduced=Bound(low=3.0),
             cured=Bound(high=MOST_MOVED),
             why="Three times is plainly seen; a tenth is what was asked for.",
@@ -217,13 +127,13 @@ def _refused_figures() -> Iterator[Figure]:
 
 
 def _served_figures() -> Iterator[Figure]:
-    for tier, (name, whose) in _NAMES.items():
-        for short, word, latency in _LATENCIES:
+    for tier, (name, whose) in NAMES.items():
+        for short, word, latency in LATENCIES:
             yield Figure(
                 name=f"served_{name}_{short}_p99_over_without",
                 words=f"Let in as batch: {whose.lower()} P99 {word} over that without it",
                 unit="times",
-                after=partial(_moved, label=SERVED, without=WITHOUT, tier=tier, latency=latency),
+                after=partial(moved, label=SERVED, without=WITHOUT, tier=tier, latency=latency),
                 cured=Bound(high=MOST_MOVED) if short != "e2e" else None,
                 why="As above. The whole time is the sum of the two and has no bound of its own."
                 if short == "e2e"
@@ -232,13 +142,13 @@ def _served_figures() -> Iterator[Figure]:
 
 
 def _idle_figures() -> Iterator[Figure]:
-    for short, word, latency in _LATENCIES[:2]:
+    for short, word, latency in LATENCIES[:2]:
         yield Figure(
             name=f"idle_chat_{short}_p99_over_without",
             words=f"The same without other batch: chat's P99 {word} over that without it",
             unit="times",
             after=partial(
-                _moved, label=IDLE_SERVED, without=IDLE_WITHOUT, tier=CHAT, latency=latency
+                moved, label=IDLE_SERVED, without=IDLE_WITHOUT, tier=CHAT, latency=latency
             ),
             why="No bound: where steps were short, the poison may fill them up to what chat is "
             "promised.",
@@ -256,8 +166,8 @@ INCIDENT = Incident(
             name="engine_held_s",
             words="Longest time in which others waited and none got a first token",
             unit="s",
-            before=lambda runs: _held_s(runs[BEFORE]),
-            after=lambda runs: _held_s(runs[AFTER]),
+            before=lambda runs: held_s(runs[BEFORE]),
+            after=lambda runs: held_s(runs[AFTER]),
             reproduced=Bound(low=2.0),
             why="Seconds, as published.",
         ),
@@ -276,7 +186,7 @@ INCIDENT = Incident(
             words="Let in as batch: chat's and agents' requests without an answer, more than "
             "without it",
             unit="count",
-            after=lambda runs: _unserved(runs[SERVED]) - _unserved(runs[WITHOUT]),
+            after=lambda runs: unserved(runs[SERVED]) - unserved(runs[WITHOUT]),
             cured=Bound(high=0.0),
             why="A good P99 of those that were not turned away is no cure.",
         ),
@@ -284,11 +194,12 @@ INCIDENT = Incident(
             name="served_poison_slowest_s",
             words="Let in as batch: its own slowest answer",
             unit="s",
-            after=lambda runs: _slowest_poison_s(runs[SERVED]),
+            after=lambda runs: slowest_poison_s(runs[SERVED]),
             cured=Bound(high=240.0),
             why="Batch is promised 240 s, and this is batch.",
         ),
         *_idle_figures(),
+        *poison_slices.figures(),
     ),
     traffic="; ".join(
         f"{tier}: {rate:g} requests/s, prompts of {prompt[0]:,} to {prompt[1]:,} tokens"
@@ -298,6 +209,7 @@ INCIDENT = Incident(
     + " and ".join(f"{at_s:g}" for at_s in POISON_TIMES_S)
     + " s.",
     remedy=f"`max_prefill_ms: {MAX_PREFILL_MS:g}` for agents refuses it at the door; under a batch "
-    "key it is read in chunks that keep the steps short (rules 4 and 13).",
+    "key it is read in chunks that keep the steps short (rules 4 and 13), and with `slice_tokens` "
+    "in slices.",
     shown=(BEFORE, AFTER, SERVED),
 )

@@ -23,6 +23,7 @@ from trimtab.training.incidents.incident import (
     BEFORE,
     PRIORITY,
     SHIPPED,
+    SLICED_BEFORE,
     Bound,
     Finding,
     Incident,
@@ -117,7 +118,7 @@ def run_suite(
 def _told(verdict: Verdict) -> dict[str, Any]:
     others = {
         label: _known(verdict.figures_of(label))
-        for label in (PRIORITY, SHIPPED)
+        for label in (PRIORITY, SLICED_BEFORE, SHIPPED)
         if label in verdict.runs
     }
     run = verdict.runs[BEFORE]

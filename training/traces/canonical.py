@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trimtab.engine_bridge.errors import TraceError
-from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.traces.assemble import (
     Column,
@@ -27,6 +26,8 @@ from trimtab.training.traces.assemble import (
     offsets_of,
     with_sorted_names,
 )
+from trimtab.training.traces.media_column import KEY as MEDIA
+from trimtab.training.traces.media_column import MediaColumn
 from trimtab.training.traces.options import Label, ReadOptions
 from trimtab.training.traces.source import reading
 from trimtab.training.traces.table import (
@@ -74,6 +75,7 @@ class Rows:
         self._rows = rows
         self._columns: dict[str, Column] = {}
         self._lengths: Column | None = None
+        self._media: MediaColumn | None = None
         self._ids = Column(np.int64)
 
     def add(self, chunk: Chunk) -> None:
@@ -97,8 +99,10 @@ class Rows:
             self._put(
                 "stop_reason", np.int32, _numbers_of(chunk, "stop_reason", self.stops, empty=True)
             )
-        if "image_tokens" in has:
-            self._put("image_tokens", np.int32, chunk.integers("image_tokens", low=0, missing=0))
+        if MEDIA in has or "image_tokens" in has:
+            if self._media is None:
+                self._media = MediaColumn(self._rows)
+            self._media.add(chunk)
         if "acceptance" in has:
             values = chunk.numbers("acceptance", low=0, high=1, missing=np.nan)
             self._put("acceptance", np.float64, values)
@@ -122,8 +126,8 @@ class Rows:
         if self._lengths is not None:
             columns["prefix_offsets"] = offsets_of(self._lengths.finish())
             columns["prefix_ids"] = dense_ids(self._ids.finish())
-        if "image_tokens" in columns:
-            columns["media"] = MediaItems.one_image_each(columns.pop("image_tokens"))
+        if self._media is not None:
+            columns["media"] = self._media.finish()
         if "session" in columns and "turn" not in columns:
             raise TraceError(
                 where, key="turn", remedy="sessions need the column turn (0, 1, 2, ...)"

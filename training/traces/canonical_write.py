@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from trimtab.engine_bridge.errors import FlagError, TraceError
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.traces.canonical import METADATA_KEY
+from trimtab.training.traces.media_column import KEY as MEDIA
+from trimtab.training.traces.media_column import media_texts
 
 SUFFIXES = (".parquet", ".csv")
 _WRITE_ROWS = 262_144
@@ -160,7 +162,7 @@ def _informative(trace: Trace) -> frozenset[str]:
         "prefix_ids": len(trace.prefix_ids) > 0,
         "cancel_after_s": np.any(np.isfinite(trace.cancel_after_s)),
         "stop_reason": np.any(trace.stop_reason != 0),
-        "image_tokens": np.any(trace.image_tokens != 0),
+        MEDIA: len(trace.media) > 0,
         "acceptance": not np.all(np.isnan(trace.acceptance)),
     }
     if says["session"]:
@@ -187,9 +189,11 @@ def _batch(trace: Trace, rows: slice, keep: frozenset[str]) -> pa.RecordBatch:
         "prefix_block_tokens": pa.array(trace.prefix_block_tokens[rows]),
         "cancel_after_s": pa.array(cancel, mask=~np.isfinite(cancel)),
         "stop_reason": _texts(trace.stop_reason[rows], trace.stop_names),
-        "image_tokens": pa.array(trace.image_tokens[rows]),
         "acceptance": pa.array(acceptance, mask=np.isnan(acceptance)),
     }
+    if MEDIA in keep:
+        first, beyond, _ = rows.indices(len(trace))
+        columns[MEDIA] = media_texts(trace.media, first, beyond)
     always = ("arrival_s", "tenant", "tier", "prompt_tokens", "output_tokens")
     return pa.RecordBatch.from_pydict(
         {name: column for name, column in columns.items() if name in always or name in keep}
@@ -209,10 +213,11 @@ def _lists(trace: Trace, rows: slice) -> pa.Array:
 
 
 def _flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """CSV has no lists: ids become text, separated by blanks."""
-    if "prefix_ids" not in batch.schema.names:
-        return batch
-    at = batch.schema.get_field_index("prefix_ids")
-    lists = batch.column(at)
-    texts = pa.LargeListArray.from_arrays(lists.offsets, pc.cast(lists.values, pa.string()))
-    return batch.set_column(at, "prefix_ids", pc.binary_join(texts, " "))
+    """CSV has no lists: what they hold becomes text, separated by blanks."""
+    for name in ("prefix_ids", MEDIA):
+        if name in batch.schema.names:
+            at = batch.schema.get_field_index(name)
+            lists = batch.column(at)
+            texts = pa.LargeListArray.from_arrays(lists.offsets, pc.cast(lists.values, pa.string()))
+            batch = batch.set_column(at, name, pc.binary_join(texts, " "))
+    return batch

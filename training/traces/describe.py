@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.media import MEDIA_KINDS
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
@@ -18,8 +19,9 @@ def describe(trace: Trace) -> dict[str, Any]:
     Returns:
         JSON-ready: `rows`, `span_s`, `rate_per_s`, `cv` (of inter-arrivals of open-loop requests
         and first turns; None where it is not defined), `tokens`, `tenants`, `sessions`,
-        `reusable_prompt_share` (of prompt tokens, with an unbounded cache), the same by tier in
-        `tiers`, `notes`, `digest`.
+        `reusable_prompt_share` (of prompt tokens, with an unbounded cache), `media` (how many,
+        distinct ones, requests that have any, tokens by kind, their share of prompt tokens), the
+        same by tier in `tiers`, `notes`, `digest`.
     """
     reusable = reusable_tokens(trace)
     everything = np.arange(len(trace))
@@ -78,6 +80,23 @@ def _summary(
         "tenants": len(np.unique(trace.tenant[rows])),
         "sessions": len(np.unique(sessions[sessions != NO_SESSION])),
         "reusable_prompt_share": round(int(reusable[rows].sum()) / total, 4) if total else 0.0,
+        "media": _media(trace, rows, total),
+    }
+
+
+def _media(trace: Trace, rows: npt.NDArray[np.int64], prompt_tokens: int) -> dict[str, Any]:
+    items = trace.media.take(rows)
+    sums = np.bincount(items.kind, weights=items.tokens, minlength=len(MEDIA_KINDS))
+    counts = np.bincount(items.kind, minlength=len(MEDIA_KINDS))
+    return {
+        "items": len(items),
+        "distinct": len(np.unique(items.content)),
+        "requests": int(np.count_nonzero(np.diff(items.offsets))),
+        "kinds": {
+            name: {"items": int(count), "tokens": int(tokens)}
+            for name, count, tokens in zip(MEDIA_KINDS, counts, sums, strict=True)
+        },
+        "prompt_share": round(float(sums.sum()) / prompt_tokens, 4) if prompt_tokens else 0.0,
     }
 
 

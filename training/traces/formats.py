@@ -153,7 +153,7 @@ def _json_format(text: bytes) -> str | None:
         return "mooncake"
     if any(mark in text for mark in _SESSION_MARKS):
         return "kv-cache-tester"
-    if b'"input_tokens"' in text or b'"output_tokens"' in text:
+    if any(mark in text for mark in (b'"input_tokens"', b'"text_tokens"', b'"output_tokens"')):
         return "servegen"
     # One object a line: what a mooncake file with misspelt fields looks like.
     return "mooncake" if isinstance(record, dict) and b"\n{" in text else None
@@ -162,7 +162,7 @@ def _json_format(text: bytes) -> str | None:
 def _table_format(line: bytes) -> str | None:
     names = set(header_of(line))
     by_columns: tuple[tuple[str, tuple[str, ...]], ...] = (
-        ("azure", azure.COLUMNS),
+        ("azure", (*azure.COLUMNS, azure.IMAGES)),
         ("vidur", (*vidur.COLUMNS, vidur.ARRIVAL)),
         ("burstgpt", burstgpt.COLUMNS),
         ("trimtab", (*canonical.WANTED, *canonical.OPTIONAL)),

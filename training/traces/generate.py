@@ -18,9 +18,11 @@ from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.errors import FlagError, TraceError, did_you_mean
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.traces.arrivals import day_curve, markov_bursts, pulse, regimes, renewals
+from trimtab.training.traces.lengths import Lognormal
+from trimtab.training.traces.media_mix import AGENT_MEDIA, CHAT_MEDIA
 from trimtab.training.traces.merge import merge, units_of
 from trimtab.training.traces.traffic import (
-    Lognormal,
+    Brought,
     SessionKind,
     SingleKind,
     sessions,
@@ -167,6 +169,7 @@ def generate(
     preset: str = "demo",
     load: float | None = None,
     spec: EngineSpec | None = None,
+    media_share: float = 0.0,
 ) -> Trace:
     """Make a trace of T0 chats, T1 agents, T2 batch and T3 free requests.
 
@@ -176,6 +179,7 @@ def generate(
         preset: One of `PRESETS`.
         load: Mean offered load as a share of the engine's capacity; None = rates as they are.
         spec: The engine, where there is a load.
+        media_share: Part of the chats' and agents' turns that brings images or audio.
 
     Raises:
         FlagError: a value is out of bounds, or the preset is not known.
@@ -186,15 +190,31 @@ def generate(
     if preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS)
         raise FlagError("--preset", value=preset, bound=f"one of {', '.join(PRESETS)}", remedy=hint)
-    chosen = PRESETS[preset]
-
-    span_s = hours * 3600.0
-    note = f"Synthetic: preset {preset} ({chosen.description}), {hours:g} h, seed {seed}."
+    if not 0 <= media_share <= 1:
+        raise FlagError("--media-share", value=media_share, bound="from 0 to 1")
+    make = _Maker(hours * 3600.0, PRESETS[preset], seed, media_share)
+    what = f"preset {preset} ({PRESETS[preset].description}), {hours:g} h, seed {seed}"
+    notes = [f"Synthetic: {what}."]
+    if media_share:
+        notes.append(f"{media_share:.0%} of the chats' and agents' turns bring images or audio.")
     if load is None or spec is None:
-        return replace(_Source(span_s, chosen, seed, 1.0).take(1.0), notes=(note,))
-    trace, reached = _at_load(span_s, chosen, seed, load, spec)
-    aim = f"Offered load {reached:.3f} of {spec.name}."
-    return replace(trace, notes=(note, aim))
+        return replace(make.source(1.0).take(1.0), notes=tuple(notes))
+    trace, reached = _at_load(make, load, spec)
+    notes.append(f"Offered load {reached:.3f} of {spec.name}.")
+    return replace(trace, notes=tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """What a trace is made of, at any scale of its rates."""
+
+    span_s: float
+    preset: Preset
+    seed: int
+    media_share: float
+
+    def source(self, scale: float) -> _Source:
+        return _Source(self, scale)
 
 
 class _Source:
@@ -204,10 +224,9 @@ class _Source:
     drawn anew it would be another one. Poison prompts are never thinned.
     """
 
-    def __init__(self, span_s: float, preset: Preset, seed: int, scale: float) -> None:
-        self._crowd, self._poison = _draw(
-            span_s, preset, scale, np.random.default_rng([seed, 0x7717])
-        )
+    def __init__(self, make: _Maker, scale: float) -> None:
+        seed = make.seed
+        self._crowd, self._poison = _draw(make, scale, np.random.default_rng([seed, 0x7717]))
         self._unit = units_of(self._crowd)
         units = int(self._unit.max(initial=-1)) + 1
         self._mark = np.random.default_rng([seed, 0x7A11]).random(units)
@@ -219,13 +238,11 @@ class _Source:
         return merge([piece for piece in pieces if len(piece)] or pieces[:1], "generated trace")
 
 
-def _at_load(
-    span_s: float, preset: Preset, seed: int, load: float, spec: EngineSpec
-) -> tuple[Trace, float]:
+def _at_load(make: _Maker, load: float, spec: EngineSpec) -> tuple[Trace, float]:
     """Draw somewhat more than `load` asks for, then thin to it by bracketed steps."""
     if not 0 < load <= 10:
         raise FlagError("--load", value=load, bound="above 0, at most 10")
-    source = _ample(span_s, preset, seed, load, spec)
+    source = _ample(make, load, spec)
     fraction, low, high = 0.7, 0.0, 1.0
     best: tuple[float, Trace, float] = (np.inf, source.take(0.0), 0.0)
     for _ in range(_ROUNDS):
@@ -249,11 +266,11 @@ def _at_load(
     return best[1], best[2]
 
 
-def _ample(span_s: float, preset: Preset, seed: int, load: float, spec: EngineSpec) -> _Source:
+def _ample(make: _Maker, load: float, spec: EngineSpec) -> _Source:
     """Traffic that offers more than `load`, but not so much that thinning would calm its bursts."""
     scale = 1.0
     for _ in range(_ROUNDS):
-        source = _Source(span_s, preset, seed, scale)
+        source = make.source(scale)
         ratio = _offered(source.take(1.0), spec) / load
         if 1.0 <= ratio <= 2.5:
             break
@@ -267,10 +284,9 @@ def _offered(trace: Trace, spec: EngineSpec) -> float:
     return offered_load(trace, spec) if trace.duration_s > 0 else 0.0
 
 
-def _draw(
-    span_s: float, preset: Preset, scale: float, rng: np.random.Generator
-) -> tuple[Trace, Trace]:
+def _draw(make: _Maker, scale: float, rng: np.random.Generator) -> tuple[Trace, Trace]:
     """Everything but the poison prompts, and those."""
+    span_s, preset, share = make.span_s, make.preset, make.media_share
     if span_s * scale * sum(RATES_PER_S.values()) * 3 > _MOST_ROWS:
         raise TraceError(
             "generated trace",
@@ -280,13 +296,16 @@ def _draw(
         )
     # One generator a purpose: a change of one tier's rate leaves the others' draws alone.
     of_events, of_rates, *of_tiers = rng.spawn(7)
+    of_media = rng.spawn(2)
     events = _events(span_s, preset, of_events)
     rates = _rates(span_s, preset, scale, of_rates)
     pieces = []
-    for tier, kind, source in (("T0", CHATS, of_tiers[0]), ("T1", AGENTS, of_tiers[1])):
+    talks = (("T0", CHATS, CHAT_MEDIA), ("T1", AGENTS, AGENT_MEDIA))
+    for (tier, kind, mix), source, of_shown in zip(talks, of_tiers[:2], of_media, strict=True):
         lead_s = _LEAD_S[tier]
         starts = renewals(_with_lead(rates[tier], lead_s), source) - lead_s
-        pieces.append(sessions(tier, starts, kind, source, span_s=span_s))
+        shown = Brought(mix=mix, share=share, rng=of_shown) if share else None
+        pieces.append(sessions(tier, starts, kind, source, span_s=span_s, media=shown))
     batch = rates["T2"] + _wave_rate(span_s, events.waves_s, WAVE_REQUESTS * scale)
     free = rates["T3"]
     for start in events.crowds_s:

@@ -27,6 +27,10 @@ class ReadOptions:
     average load."""
     window_s: float = 3600.0
     """ServeGen: length of the part that is drawn, seconds."""
+    tokens_per_image: int = 255
+    """Azure's traces with images: tokens of each, which the release does not tell. 255 is what
+    GPT-4o's published rule (85, and 170 a tile of 512 pixels) gives an image of one tile. Where a
+    prompt is too short for that, its images share it evenly, less one token of text."""
     rate_per_s: float | None = None
     """ServeGen: mean rate of all clients together, requests per second; None = as recorded, but at
     most 10 (the recorded rates are those of a fleet)."""
@@ -43,6 +47,7 @@ class ReadOptions:
             ("session_window_s", self.session_window_s, 0, 1e9),
             ("window_start_s", self.window_start_s, 0, 1e9),
             ("window_s", self.window_s, 1, 1e8),
+            ("tokens_per_image", self.tokens_per_image, 1, 1_000_000),
             ("rate_per_s", self.rate_per_s, 1e-6, 1e5),
         )
         for name, value, low, high in bounds:

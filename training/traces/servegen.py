@@ -6,10 +6,7 @@ correlation was not published.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +15,12 @@ import numpy.typing as npt
 from trimtab.engine_bridge.errors import TraceError
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.traces.assemble import Column, build_sorted, natural_key, with_sorted_names
+from trimtab.training.traces.media_build import at_the_head
 from trimtab.training.traces.options import Label, ReadOptions
+from trimtab.training.traces.servegen_client import Client, nearest_table, picked, windows_of
+from trimtab.training.traces.servegen_media import DrawnItems
 from trimtab.training.traces.source import JsonObject, json_file
-from trimtab.training.traces.table import LONGEST_S, MOST_TOKENS, read_chunks
+from trimtab.training.traces.table import LONGEST_S, read_chunks
 
 FloatArray = npt.NDArray[np.float64]
 LongArray = npt.NDArray[np.int64]
@@ -29,33 +29,7 @@ TRACE_COLUMNS = ("start_s", "rate", "cv", "pattern", "shape", "scale")
 FILE_NAME = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)(\.gz)?$")
 DEFAULT_MOST_RATE = 10.0
 """Mean requests per second of all clients together where the caller names no rate."""
-_LONGEST_LITERAL = 8_000_000
-_LITERAL = re.compile(r"\s*\{[0-9eE.+\-:,\s]*\}\s*")
 _SHAPES = (0.05, 1000.0)
-_LENGTH_FIELDS = ("input_tokens", "output_tokens")
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client's windows and length tables."""
-
-    name: str
-    start_s: FloatArray
-    """Start of each window, seconds, shape (w,)."""
-    rate_per_s: FloatArray
-    """Mean rate of each window, shape (w,)."""
-    weibull: npt.NDArray[np.bool_]
-    """Whether inter-arrivals follow a Weibull (else Gamma) distribution, shape (w,)."""
-    shape: FloatArray
-    """Shape of that distribution, 1 (a Poisson process) where it is not known, shape (w,)."""
-    lengths: Mapping[float, JsonObject]
-    """Length tables by window start; parsed when they are needed."""
-    file: str
-
-    @property
-    def window_s(self) -> float:
-        """Length of a window, seconds."""
-        return float(self.start_s[1] - self.start_s[0]) if len(self.start_s) > 1 else 600.0
 
 
 def read_servegen(
@@ -151,43 +125,6 @@ def _length_windows(record: JsonObject, name: str) -> dict[float, JsonObject]:
     return windows
 
 
-def length_table(text: object, where: str) -> tuple[LongArray, FloatArray]:
-    """Parse a printed dict of token count to probability; never evaluates it.
-
-    Only digits, signs, points, exponents, colons and commas inside one pair of braces are let
-    through to `ast.literal_eval`, so that nothing nested or named can reach it.
-
-    Returns:
-        Token counts (at least 1) and cumulative probabilities, both empty for `{}`.
-
-    Raises:
-        TraceError: it is something else.
-    """
-    fault = TraceError(
-        where,
-        value=text[:60] if isinstance(text, str) else type(text).__name__,
-        bound="a dict of token count to probability",
-    )
-    if not isinstance(text, str) or len(text) > _LONGEST_LITERAL or not _LITERAL.fullmatch(text):
-        raise fault
-    try:
-        table = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as cause:
-        raise fault from cause
-    if not isinstance(table, dict):
-        raise fault
-    for key, value in table.items():
-        numbers = all(isinstance(item, int | float) for item in (key, value))
-        if not numbers or not 0 <= key <= MOST_TOKENS or not 0 <= value < 1e300:
-            raise fault
-    counts = np.array([max(1, int(key)) for key in table], np.int64)
-    weights = np.array(list(table.values()), np.float64)
-    total = float(weights.sum())
-    if not table or total <= 0:
-        return np.zeros(0, np.int64), np.zeros(0)
-    return counts, np.cumsum(weights) / total
-
-
 def draw_clients(
     where: str,
     clients: list[Client],
@@ -224,24 +161,30 @@ def draw_clients(
         f"to {wanted:g} requests/s."
     )
     arrival, prompt, output = Column(np.float64), Column(np.int32), Column(np.int32)
-    tenant = Column(np.int32)
+    tenant, items = Column(np.int32), DrawnItems()
     for number, client in enumerate(clients):
         times = client_arrivals(client, start_s, end_s, wanted / recorded, rng)
         arrival.extend(times - start_s)
         lengths = _draw_lengths(client, times, rng)
-        prompt.extend(lengths[0])
+        prompt.extend(lengths[0] + items.draw(client, times, rng))
         output.extend(lengths[1])
         tenant.extend(np.full(len(times), number))
     if not len(arrival):
         raise TraceError(where, key="rate", value=wanted, remedy="too low: no request was drawn")
     times, owners = arrival.finish(), tenant.finish()
     order = np.argsort(times, kind="stable")
+    shown = at_the_head(*items.finish())
+    if len(shown):
+        notes.append(
+            f"{where}: images, audio and videos stand at the head of their prompts, in this order."
+        )
     trace = build_sorted(
         where,
         arrival_s=times[order],
         prompt_tokens=prompt.finish()[order],
         output_tokens=output.finish()[order],
         tenant=owners[order],
+        media=shown.take(order),
         tier_names=(label.tier,),
         tenant_names=tuple(client.name for client in clients),
         notes=tuple(notes),
@@ -311,30 +254,12 @@ def client_arrivals(
 def _draw_lengths(
     client: Client, times_s: FloatArray, rng: np.random.Generator
 ) -> tuple[LongArray, LongArray]:
-    starts = np.array(sorted(client.lengths))
-    window = np.clip(np.searchsorted(starts, times_s, side="right") - 1, 0, len(starts) - 1)
+    prompt = "text_tokens" if client.shows_media else "input_tokens"
+    starts, window = windows_of(client, times_s)
     drawn = np.ones((2, len(times_s)), np.int64)
     for number in np.unique(window):
         rows = np.flatnonzero(window == number)
-        for column, key in enumerate(_LENGTH_FIELDS):
-            counts, cumulative = nearest_table(client, starts, int(number), key)
-            picks = np.searchsorted(cumulative, rng.random(len(rows)), side="right")
-            drawn[column, rows] = counts[np.minimum(picks, len(counts) - 1)]
+        for column, key in enumerate((prompt, "output_tokens")):
+            table = nearest_table(client, starts, int(number), key)
+            drawn[column, rows] = picked(table, len(rows), rng)
     return drawn[0], drawn[1]
-
-
-def nearest_table(
-    client: Client, starts: FloatArray, number: int, key: str
-) -> tuple[LongArray, FloatArray]:
-    """The length table of a window, or of the nearest one in time that knows any lengths.
-
-    Raises:
-        TraceError: no window knows any.
-    """
-    for other in np.argsort(np.abs(starts - starts[number]), kind="stable"):
-        start = float(starts[other])
-        where = f"{client.file} window {start:g}: {key}"
-        counts, cumulative = length_table(client.lengths[start].get(key, "{}"), where)
-        if len(counts):
-            return counts, cumulative
-    raise TraceError(client.file, key=key, remedy="no window holds any lengths")

@@ -8,8 +8,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.engine_bridge.media import MediaItems
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.traces.assemble import build_sorted, dense_ids, offsets_of
+from trimtab.training.traces.lengths import Lognormal
+from trimtab.training.traces.media_build import carried
+from trimtab.training.traces.media_mix import MediaMix
 
 FloatArray = npt.NDArray[np.float64]
 LongArray = npt.NDArray[np.int64]
@@ -19,25 +23,6 @@ BLOCK_TOKENS: Final = 64
 _STOPS = ("", "end_turn", "tool_use")
 _TOKEN_S = 0.025
 _SHORTEST_THINK_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lognormal:
-    """A log-normal length or pause, cut at both ends."""
-
-    median: float
-    sigma: float
-    low: float
-    high: float
-
-    def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """Draw values, shape (count,)."""
-        values = self.median * np.exp(self.sigma * rng.standard_normal(count))
-        return np.clip(values, self.low, self.high)
-
-    def tokens(self, count: int, rng: np.random.Generator) -> LongArray:
-        """Draw whole numbers, shape (count,)."""
-        return np.rint(self.draw(count, rng)).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +44,17 @@ class SessionKind:
     tool_fraction: float
     """Share of turns that end in a tool call."""
     max_context_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """The media that turns bring."""
+
+    mix: MediaMix
+    share: float
+    """Part of the turns that brings any."""
+    rng: np.random.Generator
+    """Draws them, apart from all else: the texts stay as they are without media."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +100,11 @@ def sessions(
     rng: np.random.Generator,
     *,
     span_s: float,
+    media: Brought | None = None,
 ) -> Trace:
-    """Closed-loop sessions whose prompts repeat all that was said before.
+    """Closed-loop sessions whose prompts repeat all that was said and shown before.
+
+    What a turn shows stands before what it says.
 
     Args:
         tier: Tier of every row.
@@ -113,6 +112,7 @@ def sessions(
         kind: How they behave.
         rng: Draws everything.
         span_s: Turns that would arrive later than this are left out, seconds.
+        media: What the turns show; None: nothing.
     """
     turns = np.minimum(rng.geometric(1.0 / kind.turns_mean, len(start_s)), kind.most_turns)
     owner = owners(len(start_s), kind.tenants, rng)
@@ -122,6 +122,9 @@ def sessions(
     turn = np.arange(len(session)) - first_row
     n = len(session)
     new = np.where(turn == 0, kind.first.tokens(n, rng), kind.later.tokens(n, rng))
+    shown = None if media is None else _Shown.of(n, media)
+    if shown is not None:
+        new = new + shown.by_turn
     output = kind.output.tokens(n, rng)
     tool = rng.random(n) < kind.tool_fraction
     # What pauses is decided by how the turn before it ended.
@@ -141,6 +144,8 @@ def sessions(
         "tenant": owner[session[rows]].astype(np.int32),
         "stop_reason": np.where(tool[rows], 2, 1).astype(np.int32),
     }
+    if shown is not None:
+        columns["media"] = shown.items(prompt - new, first_row).take(rows)
     columns |= _renumbered(session[rows], think[rows])
     columns |= _prefixes(columns, system)
     return build_sorted(
@@ -151,6 +156,33 @@ def sessions(
         stop_names=_STOPS,
         **columns,
     )
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The media that n turns bring."""
+
+    counts: LongArray
+    kind: LongArray
+    tokens: LongArray
+
+    @classmethod
+    def of(cls, turns: int, media: Brought) -> _Shown:
+        return cls(*media.mix.draw(turns, media.share, media.rng))
+
+    @property
+    def by_turn(self) -> LongArray:
+        """Tokens of all that each turn brings, shape (n,)."""
+        turn = np.repeat(np.arange(len(self.counts)), self.counts)
+        sums = np.bincount(turn, weights=self.tokens, minlength=len(self.counts))
+        return sums.astype(np.int64)
+
+    def items(self, begin_tokens: LongArray, first_row: LongArray) -> MediaItems:
+        """All that each turn's prompt holds; `begin_tokens`: where what it adds begins, (n,)."""
+        before = np.cumsum(self.tokens) - self.tokens
+        first = np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        start = np.repeat(begin_tokens, self.counts) + before - before[first]
+        return carried(self.counts, first_row, start, self.kind, self.tokens)
 
 
 def _within(values: npt.NDArray[Any], first_row: LongArray) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -159,7 +159,10 @@ def drive(
     while not engine.finished and engine.due_s < limit_s:
         telemetry = engine.advance(min(controller.interval_s, limit_s - engine.due_s))
         engine.apply(policy.act(telemetry), ttl_s=controller.lease_s)
-    return sliced.fold(engine.result())
+    result = engine.result()
+    # A slice shows no media.
+    encode_ms = result.encode_ms[sliced.last]
+    return replace(result, requests=sliced.fold(result.requests), encode_ms=encode_ms)
 
 
 def run_one(study: Study, contender: Contender, seed: int) -> Run:

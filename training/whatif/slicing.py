@@ -1,14 +1,16 @@
 """Long prompts in slices, as the gateway would send them, for a run of the replay.
 
 A request over its tier's `slice_tokens` becomes turns of a closed loop: growing prefixes with one
-output token, then itself. `fold` puts the rows of the run back together, so that all figures are
-about the requests of the trace. The cuts themselves are `engine_bridge.slicing`'s.
+output token, then itself. Which of them an engine gets is decided when it arrives there
+(`replay.slices`). `fold` puts the rows of the run back together, so that all figures are about the
+requests of the trace. The cuts themselves are `engine_bridge.slicing`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,8 @@ import numpy.typing as npt
 
 from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.plan import Plan
-from trimtab.engine_bridge.pricing import repeated_prompt_tokens
-from trimtab.engine_bridge.replay.report import ReplayResult
-from trimtab.engine_bridge.slicing import cuts
-from trimtab.engine_bridge.trace import NO_SESSION, Trace
+from trimtab.engine_bridge.slicing import ALIGN_TOKENS, cuts
+from trimtab.engine_bridge.trace import NO_SESSION, NO_SLICE, Trace
 
 IntArray = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[np.generic]]
@@ -28,7 +28,7 @@ TRIP_S_PER_TOKEN = 1e-6
 """What sending a slice takes before the engine has it, per token of its prefix: reading the ids,
 hashing their blocks (docs/slicing.md)."""
 _OF_FIRST = ("arrival_s", "admitted_s")
-_SUMS = ("preemptions", "recomputed_tokens", "service_ms")
+_SUMS = {"preemptions", "recomputed_tokens", "service_ms"}
 
 
 @dataclass(frozen=True)
@@ -41,42 +41,48 @@ class Sliced:
     last: IntArray
     """Row of the request itself, likewise."""
 
-    def fold(self, result: ReplayResult) -> ReplayResult:
-        """The run with one row a request of the trace as it was.
+    @cached_property
+    def request(self) -> IntArray:
+        """Request of each row, shape (rows,)."""
+        return np.repeat(np.arange(len(self.last)), self.last - self.first + 1)
 
-        A request arrives with its first slice and ends by itself; preemptions, recomputed tokens
-        and engine time are sums. Tokens that its slices computed do not count as cached.
+    def fold(self, rows: Mapping[str, npt.NDArray[Any]]) -> Columns:
+        """The columns of a run with one row a request of the trace as it was.
+
+        A request arrives with the first slice that its engine got and ends by itself; preemptions,
+        recomputed tokens and engine time are sums. What its slices computed does not count as
+        cached.
         """
         if len(self.trace) == len(self.last):
-            return result
-        return replace(
-            result,
-            requests=self._columns(result.requests),
-            encode_ms=np.add.reduceat(result.encode_ms, self.first),
-        )
-
-    def _columns(self, rows: Mapping[str, npt.NDArray[np.generic]]) -> Columns:
+            return dict(rows)
         folded: Columns = {name: column[self.last] for name, column in rows.items()}
         for name in _OF_FIRST:
-            folded[name] = rows[name][self.first]
-        for name in _SUMS:
+            folded[name] = np.fmin.reduceat(rows[name], self.first)
+        for name in _SUMS & rows.keys():
             folded[name] = np.add.reduceat(rows[name], self.first).astype(rows[name].dtype)
-        own = np.zeros(len(self.trace), np.bool_)
-        own[self.last] = True
-        read = np.isfinite(np.asarray(rows["admitted_s"], np.float64)) & ~own
-        prompt, cached = (np.asarray(rows[n], np.int64) for n in ("prompt_tokens", "cached_tokens"))
-        by_slices = np.add.reduceat(np.where(read, prompt - cached, 0), self.first)
-        left = np.maximum(0, np.asarray(folded["cached_tokens"], np.int64) - by_slices)
-        folded["cached_tokens"] = left.astype(rows["cached_tokens"].dtype)
+        folded["cached_tokens"] = self._cached(rows).astype(rows["cached_tokens"].dtype)
         return folded
+
+    def _cached(self, rows: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+        """Tokens that each request would have found cached without its slices.
+
+        What the first slice that computed more than its last block had found; where none did, what
+        the request itself has.
+        """
+        found = np.asarray(rows["cached_tokens"], np.float64)
+        fresh = np.asarray(rows["prompt_tokens"], np.float64) - found > ALIGN_TOKENS
+        fresh &= np.isfinite(rows["admitted_s"])
+        fresh[self.last] = True
+        rows_of_fresh = np.where(fresh, np.arange(len(fresh)), self.last[self.request])
+        first = np.minimum.reduceat(rows_of_fresh, self.first)
+        return np.minimum(found[first], found[self.last])
 
 
 def in_slices(trace: Trace, plan: Plan, spec: EngineSpec) -> Sliced:
     """The trace as the engine meets it behind a gateway with this plan.
 
-    What an earlier row has asked for already counts as read. A request stays whole if it could
-    never fit the cache, if it shows media (tokens cannot say them), or if its client gives up:
-    nobody knows when its slices would arrive.
+    A request stays whole if it could never fit the cache, if it holds media, or if its client gives
+    up: nobody knows when its slices would arrive.
     """
     ends = _ends(trace, plan, spec)
     rows = np.arange(len(trace))
@@ -103,9 +109,9 @@ def in_slices(trace: Trace, plan: Plan, spec: EngineSpec) -> Sliced:
     columns["think_s"] = np.where(number == 0, columns["think_s"], trip_s)
     columns["turn"] = (columns["turn"] * int(count.max()) + number).astype(np.int32)
     columns["session"] = _sessions(whole, count > 1)[of]
-    columns |= _ids(whole, of, length, own)
-    columns["media"] = whole.media.take(of)
-    return Sliced(replace(whole, **columns), first, last)
+    columns["slice_of"] = np.where(own, NO_SLICE, last[of]).astype(np.int32)
+    columns |= _ids(whole, of, own)
+    return Sliced(replace(whole, **columns, media=whole.media.take(of)), first, last)
 
 
 def _ends(trace: Trace, plan: Plan, spec: EngineSpec) -> list[list[int]]:
@@ -116,14 +122,10 @@ def _ends(trace: Trace, plan: Plan, spec: EngineSpec) -> list[list[int]]:
         return found
     asked = np.array([tokens or np.iinfo(np.int32).max for tokens in by_tier])[trace.tier]
     longest = (spec.num_gpu_blocks - 1) * spec.block_size
-    fits = trace.prompt_tokens.astype(np.int64) + trace.output_tokens <= longest
-    text = np.diff(trace.media.offsets) == 0
-    known = repeated_prompt_tokens(trace)
-    for row in np.flatnonzero(
-        (trace.prompt_tokens > asked) & fits & text & np.isinf(trace.cancel_after_s)
-    ):
-        ends = cuts(int(trace.prompt_tokens[row]), int(asked[row]))
-        found[row] = [end for end in ends if end > known[row]]
+    whole = trace.prompt_tokens.astype(np.int64) + trace.output_tokens > longest
+    whole |= np.isfinite(trace.cancel_after_s) | (np.diff(trace.media.offsets) > 0)
+    for row in np.flatnonzero((trace.prompt_tokens > asked) & ~whole):
+        found[row] = cuts(int(trace.prompt_tokens[row]), int(asked[row]))
     return found
 
 
@@ -147,18 +149,12 @@ def _with_ids(trace: Trace, cut: npt.NDArray[np.bool_], block_size: int) -> Trac
 
 
 def _ids(
-    trace: Trace, of: IntArray, length: IntArray, own: npt.NDArray[np.bool_]
+    trace: Trace, of: IntArray, own: npt.NDArray[np.bool_]
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Prefix ids of every slice: those of its blocks; the request itself keeps all."""
-    have = np.diff(trace.prefix_offsets)[of]
-    size = np.maximum(1, trace.prefix_block_tokens[of])
-    counts = np.where(own, have, np.minimum(have, length // size))
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    start = np.repeat(trace.prefix_offsets[of] - offsets[:-1], counts)
-    return {
-        "prefix_offsets": offsets.astype(np.int64),
-        "prefix_ids": trace.prefix_ids[start + np.arange(offsets[-1])],
-    }
+    """Prefix ids of the requests; their slices have none of their own."""
+    counts = np.where(own, np.diff(trace.prefix_offsets)[of], 0)
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return {"prefix_offsets": offsets, "prefix_ids": trace.prefix_ids}
 
 
 def _sessions(trace: Trace, cut: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:

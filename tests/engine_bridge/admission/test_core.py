@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.engine_bridge.admission.rig import CHAT, PLAN, Clock, Rig, asked, now, settings
+from tests.engine_bridge.admission.test_media import png
 from trimtab.engine_bridge.admission.asked import Asked
 from trimtab.engine_bridge.admission.bill import LEASE_S
 from trimtab.engine_bridge.admission.core import EngineLoad
 from trimtab.engine_bridge.admission.outcome import Outcome
+from trimtab.engine_bridge.admission.prefill import prefill_ms
 from trimtab.engine_bridge.engine_spec import get_engine_spec
+from trimtab.engine_bridge.media import IMAGE
 from trimtab.engine_bridge.plan import with_values
 
 
@@ -255,6 +261,55 @@ def test_batch_is_judged_by_the_time_of_its_prefill() -> None:
     rig.ticket(tier="T0", prompt="x" * 2_000_000)
     off = Rig(settings(T2={"max_prefill_ms": None}), plan=plan, more={"engine": engine})
     off.ticket(tier="T2", prompt="x" * 2_000_000)
+
+
+def test_encoding_what_is_shown_takes_from_the_time_of_the_prefill() -> None:
+    engine = get_engine_spec("h100:qwen2.5-vl-7b-tp1")
+    assert engine.encoder is not None
+    picture = base64.b64encode(png(1024, 1024)).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+
+    def shown(times: int, words: int) -> dict[str, Any]:
+        content = [{"type": "text", "text": "x" * words}, *[part] * times]
+        return {"path": CHAT, "messages": [{"role": "user", "content": content}]}
+
+    # 4 tiles of 256 tokens each: some 13 ms of encoding and 20 ms of reading apiece.
+    each_ms = engine.encoder.item_ms(IMAGE, 1024)
+    read_ms = prefill_ms(engine, 20 * 1024 + 1000)
+    rules = settings(T0={"max_prefill_ms": read_ms + 10 * each_ms})
+    rig = Rig(rules, more={"engine": engine, "counter": Counting(500)})
+    refused = rig.refusal(**shown(20, 500))
+    assert (refused.status, refused.code) == (413, "prefill_too_long")
+    # The same prompt with its images encoded elsewhere, or on an engine that has no encoder.
+    embeds = {"type": "image_embeds", "image_embeds": picture}
+    content = [{"type": "text", "text": "x" * 500}, *[embeds] * 5]
+    rig.ticket(path=CHAT, messages=[{"role": "user", "content": content}])
+    plain = Rig(rules, more={"engine": replace(engine, encoder=None), "counter": Counting(500)})
+    plain.ticket(**shown(20, 500))
+    rig.ticket(**shown(12, 500))
+
+
+def test_encoding_alone_may_take_too_long() -> None:
+    engine = get_engine_spec("h100:qwen2.5-vl-7b-tp1")
+    rig = Rig(settings(T0={"max_prefill_ms": 30}), more={"engine": engine})
+    rig.ticket(prompt="x" * 300)
+    video = {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}
+    refused = rig.refusal(path=CHAT, messages=[{"role": "user", "content": [video]}])
+    assert refused.code == "prefill_too_long"
+
+
+def test_a_quota_counts_what_is_shown() -> None:
+    rig = Rig(settings(T0={"prompt_tokens_per_minute": 1000}))
+    picture = base64.b64encode(png(512, 512)).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    ask = {"path": CHAT, "messages": [{"role": "user", "content": [part]}]}
+    first = rig.ticket(**ask)
+    assert first.prompt_tokens >= 256
+    rig.ticket(**ask)
+    assert rig.refusal(**ask).code == "prompt_tokens_quota"
+    # The engine has counted fewer: what was taken too much comes back.
+    now(first.finished(outcome=Outcome.FINISHED, prompt_tokens=20, output_tokens=1))
+    rig.ticket(**ask)
 
 
 def test_a_large_part_of_a_quota_is_counted_before_it_is_charged() -> None:

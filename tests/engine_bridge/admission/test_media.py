@@ -13,6 +13,8 @@ import pytest
 
 from trimtab.engine_bridge.admission.media import MediaCost, media_cost, without_media
 from trimtab.engine_bridge.admission.settings import Media
+from trimtab.engine_bridge.encoder_spec import EncoderSpec
+from trimtab.engine_bridge.media import AUDIO, IMAGE, VIDEO
 
 MEDIA = Media()
 
@@ -132,3 +134,64 @@ def test_text_cannot_hide_behind_an_image() -> None:
     """What is beside the image's own address is text and counts as such."""
     hidden = {**image(url(png(9, 9))), "text": "x" * 1000}
     assert cost(hidden).characters == len(url(png(9, 9)))
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "video_url", "video_url": {"url": url(b"no video", "video/mp4")}}, VIDEO),
+        ({"video_url": "https://example.org/a.mp4"}, VIDEO),
+        ({"type": "audio_url", "audio_url": {"url": url(sound(1.0), "audio/wav")}}, AUDIO),
+        ({"audio_url": url(sound(1.0), "audio/wav")}, AUDIO),
+        ({"input_audio": {"data": base64.b64encode(sound(1.0)).decode()}}, AUDIO),
+        ({"type": "image_url", "image_url": None, "uuid": "cat"}, IMAGE),
+        ({"type": "text", "uuid": "cat", "image_url": "https://example.org/cat.png"}, IMAGE),
+        ({"type": "image_pil", "image_pil": "x"}, IMAGE),
+        ({"type": "input_image", "detail": "auto", "image_url": url(jpeg(9, 9))}, IMAGE),
+    ],
+)
+def test_what_an_encoder_runs_over(part: dict[str, Any], kind: int) -> None:
+    found = cost(part)
+    assert found.tokens > 0
+    assert found.encoded == ((kind, found.tokens),)
+
+
+@pytest.mark.parametrize("name", ["image_embeds", "audio_embeds", "video_embeds"])
+def test_embeddings_cost_tokens_and_no_encoder(name: str) -> None:
+    for part in ({"type": name, name: "A" * 4000}, {name: {"x": "A" * 4000}}):
+        found = cost(part)
+        assert found.tokens > 0
+        assert found.encoded == ()
+
+
+def test_text_stays_text_whatever_key_stands_beside_it() -> None:
+    """vLLM goes by the type: a tokenizer must see the text, and no image is paid for."""
+    hidden = {"type": "text", "text": "word " * 1000, "image_url": url(png(9, 9))}
+    assert cost(hidden) == MediaCost()
+    body = {"messages": [{"role": "user", "content": [hidden]}]}
+    assert without_media(body) == body
+    embedded = {"type": "prompt_embeds", "data": "A" * 4000, "image_url": "x"}
+    assert cost(embedded) == MediaCost()
+
+
+def test_what_a_tool_answers_may_show_something() -> None:
+    shot = {"type": "input_image", "image_url": url(png(600, 300))}
+    item = {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_text", "text": "see"}, shot],
+    }
+    body = {"input": [{"role": "user", "content": "go"}, item]}
+    assert media_cost(body, MEDIA).tokens == 2 * MEDIA.tokens_per_tile
+    kept = without_media(body)["input"]
+    assert kept == [body["input"][0], {**item, "output": [{"type": "input_text", "text": "see"}]}]
+
+
+def test_the_encoders_time_is_that_of_each() -> None:
+    encoder = EncoderSpec(kinds=((2.0, 10.0, 0.0), (1.0, 0.0, 1000.0), (0.0, 0.0, 0.0)))
+    audio = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound(4)).decode()}}
+    found = cost(image(url(png(512, 512))), audio, image(url(png(513, 512))))
+    images = [tokens for kind, tokens in found.encoded if kind == IMAGE]
+    assert sorted(images) == [256, 512]
+    seconds = next(tokens for kind, tokens in found.encoded if kind == AUDIO)
+    assert found.encode_ms(encoder) == pytest.approx(4.0 + 7.68 + 1.0 + seconds**2 / 1e3)

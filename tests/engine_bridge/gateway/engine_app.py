@@ -36,6 +36,7 @@ class Engine:
         return Starlette(
             routes=[
                 Route("/health", self.health),
+                Route("/v1/models", self.models),
                 Route("/counts", self.counts),
                 Route("/metrics", self.metrics),
                 Route("/sick", self.sick, methods=["POST"]),
@@ -51,6 +52,9 @@ class Engine:
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     async def tokenize(self, request: Request) -> Response:
         self.tokenized.append(dict(request.headers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import weakref
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.engine_bridge.admission.test_media import jpeg, png, sound, url
 from tests.engine_bridge.gateway.gateway_parts import (
     run,
     running_gateway,
@@ -248,6 +250,38 @@ def test_a_stream_by_any_word_for_true_is_charged_what_it_has_taken(
             assert b'"usage"' not in answer.content
             assert (await gateway.ask("tokens=1", max_tokens=11)).status_code == 429
             assert (await gateway.ask("tokens=1", max_tokens=10)).status_code == 200
+        await engine.kill()
+
+    run(test())
+
+
+def test_what_is_shown_counts_in_the_prompt(tmp_path: Path) -> None:
+    """A picture of 12 tiles, a second of sound, and a video behind an address."""
+    parts = {
+        "small": {"type": "image_url", "image_url": {"url": url(png(512, 512))}},
+        "large": {"type": "image_url", "image_url": {"url": url(jpeg(1920, 1080), "image/jpeg")}},
+        "sound": {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(sound(1.0)).decode(), "format": "wav"},
+        },
+        "video": {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
+    }
+
+    async def test() -> None:
+        engine = await start_engine("a")
+        limits = admission_file(tmp_path, max_prompt_tokens=1000)
+        async with running_gateway(tmp_path, {"a": engine.url}, admission=limits) as gateway:
+
+            async def status(name: str) -> tuple[int, str]:
+                content = [{"type": "text", "text": "tokens=1"}, parts[name]]
+                body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+                answer = await gateway.client.post("/v1/chat/completions", json=body)
+                return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+            assert await status("large") == (413, "prompt_too_long")
+            assert await status("video") == (413, "prompt_too_long")
+            assert (await status("small"))[0] == 200
+            assert (await status("sound"))[0] == 200
         await engine.kill()
 
     run(test())

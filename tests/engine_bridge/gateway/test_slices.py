@@ -110,6 +110,7 @@ def test_prefixes_grow_under_the_tenants_labels_and_the_client_sees_one_answer(
         assert {item["headers"]["x-trimtab-tenant"] for item in seen} == {"acme"}
         assert {item["headers"]["x-trimtab-tier"] for item in seen} == {"T1"}
         assert [item["body"].get("max_tokens") for item in seen] == [1, 1, None]
+        assert [item["headers"].get("x-trimtab-slice") for item in seen] == ["1", "1", None]
         assert seen[2]["body"] == {"model": MODEL, "prompt": words(2500)}
         (row,) = pq.read_table(next((tmp_path / "usage").glob("*.parquet"))).to_pylist()
         assert (row["prompt_tokens"], row["cached_tokens"], row["output_tokens"]) == (2500, 0, 1)
@@ -240,6 +241,52 @@ def test_a_block_less_than_was_read_is_no_sign_that_it_was_evicted(tmp_path: Pat
     run(test())
 
 
+def test_with_drafts_as_much_counts_as_cached_as_without_slices(tmp_path: Path) -> None:
+    """Each slice finds a block less than the one before has read: nobody else's loss."""
+
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.drop_last = True
+        async with sliced(tmp_path, one) as gateway:
+            await ask(gateway, words(1500))
+            answer = await ask(gateway, words(4500))
+        assert one.engine.prompts == [1024, 1500, 2048, 3072, 4096, 4500]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 1488 - 16
+
+    run(test())
+
+
+def test_what_was_cached_without_the_gateways_knowing_counts_as_cached(tmp_path: Path) -> None:
+    """As after a restart of the gateway: slices that find all but their last block."""
+
+    async def test() -> None:
+        one, other = [await start_engine(name, kind=TokenEngine) for name in "ab"]
+        async with sliced(tmp_path, other) as gateway:
+            await ask(gateway, words(2500))
+        one.engine.cache |= other.engine.cache
+        async with sliced(tmp_path, one) as gateway:
+            answer = await ask(gateway, words(2500))
+        assert one.engine.prompts == [1024, 2048, 2500]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2496
+
+    run(test())
+
+
+def test_admission_cuts_an_answer_before_it_is_asked_whether_all_fits(tmp_path: Path) -> None:
+    async def test() -> None:
+        one = await start_engine("a", kind=TokenEngine)
+        one.engine.longest = 2600
+        limits = {"tiers": {"T1": {"longest_output_tokens": 100}}}
+        (tmp_path / "admission.yaml").write_text(yaml.safe_dump(limits))
+        admission = str(tmp_path / "admission.yaml")
+        async with sliced(tmp_path, one, admission=admission) as gateway:
+            await ask(gateway, words(2500), max_tokens=4000)
+        assert one.engine.prompts == [1024, 2048, 2500]
+        assert one.engine.seen[-1]["body"]["max_tokens"] == 100
+
+    run(test())
+
+
 def test_an_engine_where_slices_are_not_found_gets_none_for_a_while(tmp_path: Path) -> None:
     async def test() -> None:
         one = await start_engine("a", kind=TokenEngine)
@@ -354,7 +401,7 @@ def test_what_was_read_on_another_engine_is_not_taken_out() -> None:
         raise AssertionError
 
     exchange = Exchange({"path": "/v1/completions"}, send, now_s=0.0)
-    exchange.sliced.engines |= {"a": OnEngine(fresh_tokens=2048), "b": OnEngine(fresh_tokens=1024)}
+    exchange.sliced.engines |= {"a": OnEngine(cached_before=0), "b": OnEngine(cached_before=1024)}
     exchange.engine, exchange.usage = "a", Usage(2500, 2048, 1)
     take_own(exchange)
     assert exchange.usage.cached_tokens == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.engine_bridge.admission.rig import PLAN, Clock, settings
+from tests.engine_bridge.admission.test_media import png
 from trimtab.engine_bridge.admission.core import Admission
 from trimtab.engine_bridge.admission.counting import EngineTokenCounter
 from trimtab.engine_bridge.admission.memory_ledger import MemoryLedger
@@ -458,3 +460,26 @@ def test_whatever_comes_in_nothing_reaches_the_engine_without_its_label(
             assert inner["vllm_xargs"] == {"trimtab_tenant": "anonymous", "trimtab_tier": "T3"}
             assert inner["priority"] == 3
     assert house.admission.open_tickets == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_what_is_shown_counts_in_the_prompt(path: str) -> None:
+    """Real pictures, as each interface takes them: 12 tiles of 256 tokens, and one."""
+
+    def body(width: int, height: int) -> dict[str, object]:
+        data = base64.b64encode(png(width, height)).decode()
+        address = f"data:image/png;base64,{data}"
+        if path == "/v1/responses":
+            part: dict[str, object] = {"type": "input_image", "image_url": address}
+            return {"model": "m", "input": [{"role": "user", "content": [part]}]}
+        if path == "/v1/messages":
+            source = {"type": "base64", "media_type": "image/png", "data": data}
+            part = {"type": "image", "source": source}
+            return ask(messages=[{"role": "user", "content": [part]}], max_tokens=5)
+        part = {"type": "image_url", "image_url": {"url": address}}
+        return ask(messages=[{"role": "user", "content": [part]}])
+
+    house = House({"max_prompt_tokens": 1000})
+    assert house.post(body(1920, 1080), path=path) == 413
+    assert json.loads(house.answer)["error"]["code"] == "prompt_too_long"
+    assert house.post(body(512, 512), path=path) == 200

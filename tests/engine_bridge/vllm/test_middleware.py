@@ -159,6 +159,19 @@ def test_labels_count_only_where_they_are_trusted() -> None:
     assert trusting.json["cache_salt"] != wary.json["cache_salt"]
 
 
+def test_a_slice_is_one_where_labels_are_trusted(keys: str) -> None:
+    trusting, wary, knowing = Downstream(), Downstream(), Downstream()
+    slice_header = (b"X-Trimtab-Slice", b"1")
+    wrapped(trusting, trust_labels=True).send({}, headers=[slice_header])
+    wrapped(wary).send({}, headers=[slice_header])
+    key = (b"authorization", b"Bearer sk-crowd")
+    wrapped(knowing, trust_labels=True, keys=keys).send({}, headers=[slice_header, key])
+    assert trusting.json["vllm_xargs"]["trimtab_slice"] == 1
+    for downstream in (wary, knowing):
+        assert "trimtab_slice" not in downstream.json["vllm_xargs"]
+    assert all(b"x-trimtab-slice" not in one.headers for one in (trusting, wary, knowing))
+
+
 def test_a_trusted_label_of_no_tier_is_an_error_of_the_gateway() -> None:
     downstream = Downstream()
     client = wrapped(downstream, trust_labels=True)

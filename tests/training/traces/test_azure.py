@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trimtab.engine_bridge.errors import TraceError
+
 from .conftest import Read, Write
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -61,3 +63,37 @@ def test_the_real_code_slice_stays_silent(shared_dir: Path, read: Read) -> None:
     assert a_minute.min() == 0
     assert a_minute.max() > 500
     assert np.diff(trace.arrival_s).max() == pytest.approx(174, abs=1)
+
+
+LMM = (
+    "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+    "2024-10-15T12:00:00.269Z,0,770,491\n"
+    "2024-10-15T12:00:05.819Z,1,949,126\n"
+    "2024-10-15T12:00:06.513Z,16,4564,137\n"
+    "2024-10-15T12:00:07.000Z,0,0,5\n"
+    "2024-10-15T12:00:08.000Z,3,3,5\n"
+)
+
+
+def test_the_release_with_images(write: Write, read: Read) -> None:
+    trace = read(write("m.csv.gz", LMM))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 5.55, 6.244, 7.731])
+    assert trace.prompt_tokens.tolist() == [770, 949, 4564, 3]
+    # 255 each; of the last row's three images two find a token beside one of text.
+    assert np.diff(trace.media.offsets).tolist() == [0, 1, 16, 2]
+    assert trace.image_tokens.tolist() == [0, 255, 16 * 255, 2]
+    assert trace.media.start_tokens[1:4].tolist() == [0, 255, 510]
+    assert len(np.unique(trace.media.content)) == 19
+    assert "1 rows of 0 tokens left out" in trace.notes[0]
+    assert "an assumption; fewer in 1 prompts" in trace.notes[1]
+
+
+def test_images_of_another_size_are_cut_to_their_prompts(write: Write, read: Read) -> None:
+    trace = read(write("m.csv", LMM), tokens_per_image=765)
+    assert trace.image_tokens.tolist() == [0, 765, 16 * (4563 // 16), 2]
+    assert "fewer in 2 prompts" in trace.notes[1]
+
+
+def test_cells_of_images_that_are_none(write: Write, read: Read) -> None:
+    with pytest.raises(TraceError, match="line 2: NumImages"):
+        read(write("m.csv", LMM.replace("0,770", "-1,770")))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.media import AUDIO, IMAGE, MediaItems
 from trimtab.engine_bridge.trace import Trace
 from trimtab.training.traces import read_trace, write_trace
 from trimtab.training.traces.merge import merge
@@ -30,6 +31,23 @@ def _again(trace: Trace, suffix: str) -> Trace:
         return read_trace(path, rng=np.random.default_rng(0))
 
 
+def _media(rng: np.random.Generator, prompt_tokens: np.ndarray) -> MediaItems:
+    """Up to three items a prompt, apart from one another or touching."""
+    counts = rng.integers(0, 4, len(prompt_tokens))
+    cuts = [
+        np.sort(rng.choice(n, 2 * k, replace=False))
+        for n, k in zip(prompt_tokens, counts, strict=True)
+    ]
+    ends = np.concatenate(cuts).reshape(-1, 2) if counts.sum() else np.zeros((0, 2), np.int64)
+    return MediaItems(
+        offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
+        kind=rng.integers(0, 3, len(ends)).astype(np.int32),
+        start_tokens=ends[:, 0].astype(np.int32),
+        tokens=(ends[:, 1] - ends[:, 0]).astype(np.int32),
+        content=rng.integers(0, 5, len(ends)).astype(np.int32),
+    )
+
+
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
     """Traces with every column, some of them empty."""
@@ -39,11 +57,14 @@ def traces(draw: st.DrawFn) -> Trace:
         n = draw(st.integers(1, 6))
         closed = draw(st.booleans())
         lengths = rng.integers(0, 4, n) * draw(st.booleans())
+        prompt = rng.integers(300, 2000, n)
+        seen = _media(rng, prompt) if draw(st.booleans()) else MediaItems.none(n)
         pieces.append(
             Trace.build(
                 arrival_s=np.sort(rng.exponential(10.0, n)),
-                prompt_tokens=rng.integers(300, 2000, n),
+                prompt_tokens=prompt,
                 output_tokens=rng.integers(1, 50, n),
+                media=seen,
                 tier_names=(f"T{number}",),
                 tenant=rng.integers(0, 2, n),
                 tenant_names=(f'a "b", {number}', f"c-{number}"),
@@ -164,3 +185,81 @@ def test_places_that_no_trace_can_be_written_to(tmp_path: Path, name: str) -> No
     trace = Trace.build(arrival_s=[0.0], prompt_tokens=[1], output_tokens=[1])
     with pytest.raises(TraceError):
         write_trace(trace, tmp_path / name)
+
+
+HEAD = "arrival_s,tenant,tier,prompt_tokens,output_tokens,"
+
+
+def test_media_by_hand(write: Write, read: Read) -> None:
+    text = (
+        HEAD + "media\n"
+        "1,a,T0,900,5,image:100 audio:50@300#clip image:20#7\n"
+        "2,a,T0,900,5,\n"
+        "3,a,T0,900,5,image:100#7 video:400#clip image:100\n"
+    )
+    media = read(write("t.csv", text)).media
+    assert media.offsets.tolist() == [0, 3, 3, 6]
+    assert media.kind.tolist() == [IMAGE, AUDIO, IMAGE, IMAGE, 2, IMAGE]
+    assert media.start_tokens.tolist() == [0, 300, 350, 0, 100, 500]
+    assert media.tokens.tolist() == [100, 50, 20, 100, 400, 100]
+    # 7 is the only number, then the name, then the two that name nothing, each for itself.
+    assert media.content.tolist() == [2, 1, 0, 0, 1, 3]
+
+
+def test_media_of_rows_out_of_order_stay_with_their_rows(write: Write, read: Read) -> None:
+    text = HEAD + "media\n5,a,T0,900,5,image:100@7\n2,a,T0,90,5,audio:9 audio:8\n"
+    trace = read(write("t.csv", text))
+    assert trace.prompt_tokens.tolist() == [90, 900]
+    assert trace.media.start_tokens.tolist() == [0, 9, 7]
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (
+            "90,imge:10",
+            r't.csv line 3: media: "imge:10".*image, audio, video.*did you mean "image"',
+        ),
+        ("90,image:0", r'line 3: media: "image:0".*1 to 10,000,000 tokens'),
+        ("90,image", r'line 3: media: "image".*kind:tokens@start#content'),
+        ("90,image:10@-3", "kind:tokens@start#content"),
+        ("90,image:10@85", "image:10@85 in a prompt of 90 tokens.*ends inside the prompt"),
+        ("90,image:30@50 image:30@10", "image:30@10 .*order of the prompt"),
+        ("90,image:30@50 image:10@79", "none over another"),
+    ],
+)
+def test_media_that_are_none(write: Write, read: Read, cells: str, says: str) -> None:
+    path = write("t.csv", f"{HEAD}media\n1,a,T0,90,5,\n2,a,T0,{cells.replace(',', ',5,', 1)}\n")
+    with pytest.raises(TraceError, match=says):
+        read(path)
+
+
+def test_image_tokens_beside_media_may_say_the_same_only(write: Write, read: Read) -> None:
+    head = HEAD + "image_tokens,media\n"
+    same = "1,a,T0,90,5,40,image:30 audio:10 image:10\n2,a,T0,90,5,,image:9\n3,a,T0,90,5,0,\n"
+    assert read(write("t.csv", head + same)).image_tokens.tolist() == [40, 9, 0]
+    with pytest.raises(TraceError, match=r"line 2: image_tokens: 40.*30, .*media"):
+        read(write("u.csv", head + "1,a,T0,90,5,40,image:30\n"))
+    with pytest.raises(TraceError, match=r"line 2: image_tokens: 40.*0, .*media"):
+        read(write("u.csv", head + "1,a,T0,90,5,40,\n"))
+    with pytest.raises(TraceError, match=r"line 2: image_tokens: 91.*at most prompt_tokens"):
+        read(write("u.csv", HEAD + "image_tokens\n1,a,T0,90,5,91\n"))
+
+
+def test_media_of_other_writers(tmp_path: Path, read: Read) -> None:
+    table = pa.table(
+        {
+            "arrival_s": [0.0, 1.0, 2.0],
+            "tenant": ["a", "a", "a"],
+            "tier": ["T0", "T0", "T0"],
+            "prompt_tokens": [50, 60, 70],
+            "output_tokens": [1, 1, 1],
+            "media": pa.array([["image:50"], None, []], pa.list_(pa.string())),
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    assert read(tmp_path / "t.parquet").media.offsets.tolist() == [0, 1, 1, 1]
+    wrong = table.set_column(5, "media", pa.array([[5], None, []]))
+    pq.write_table(wrong, tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match="media"):
+        read(tmp_path / "t.parquet")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,12 @@ from trimtab.engine_bridge.errors import FlagError, TraceError
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.training.traces.balance import tier_shares
 from trimtab.training.traces.compose import compose
+from trimtab.training.traces.media_build import at_the_head
 from trimtab.training.traces.options import ReadOptions
 from trimtab.training.traces.part import Part
 from trimtab.training.traces.part_files import PartChoices, read_parts
-from trimtab.training.traces.supply import DrawnSessions, Redrawn, ShiftedCopies
+from trimtab.training.traces.supply import DrawnSessions, Redrawn, ShiftedCopies, Supply
+from trimtab.training.whatif.variation import vary
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +230,55 @@ def test_real_traces_together(shared_dir: Path, spec: EngineSpec) -> None:
     assert trace.duration_s == pytest.approx(2280, abs=5)
     code = trace.arrival_s[trace.tier == 1]
     assert np.diff(code).std() / np.diff(code).mean() > 4
+
+
+def _showing(trace: Trace, seed: int = 0) -> Trace:
+    """The trace with up to two items a prompt, of which the tokens tell the row they belong to."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 3, len(trace))
+    owner = np.repeat(np.arange(len(trace)), counts)
+    tokens = 1 + trace.prompt_tokens[owner] // 3
+    return replace(
+        trace, media=at_the_head(counts, rng.integers(0, 3, len(owner)), tokens.astype(np.int64))
+    )
+
+
+def _of_each(trace: Trace) -> Counter[tuple[int, int, tuple[tuple[int, int, int], ...]]]:
+    media = trace.media
+    found: Counter[tuple[int, int, tuple[tuple[int, int, int], ...]]] = Counter()
+    for row in range(len(trace)):
+        inside = slice(media.offsets[row], media.offsets[row + 1])
+        columns = (media.kind[inside], media.start_tokens[inside], media.tokens[inside])
+        items = tuple(zip(*(column.tolist() for column in columns), strict=True))
+        found[int(trace.prompt_tokens[row]), int(trace.output_tokens[row]), items] += 1
+    return found
+
+
+@pytest.mark.parametrize("kind", [ShiftedCopies, DrawnSessions])
+def test_copies_keep_their_media_and_show_other_things(kind: type[Supply]) -> None:
+    trace = _showing(_steady(200))
+    supply = kind("x", trace, duration_s=1000.0, offset_s=0.0, seed=3)  # type: ignore[call-arg]
+    more = supply.take(2.5)
+    own, copied = _of_each(trace), _of_each(more)
+    assert len(more) > 400
+    assert set(copied) <= set(own)
+    # A content is one row's of the original, in as many copies as show other things.
+    assert len(np.unique(more.media.content)) == len(more.media)
+    assert more.media.content.max() == len(more.media) - 1
+
+
+def test_composed_parts_keep_their_media(spec: EngineSpec) -> None:
+    shown, plain = _showing(_steady(400)), _steady(300, seed=1)
+    parts = [Part(name="a", tier="T0", trace=shown), Part(name="b", tier="T2", trace=plain)]
+    trace = compose(parts, load=0.4, spec=spec, rng=np.random.default_rng(1))
+    trace.check()
+    with_media = np.diff(trace.media.offsets) > 0
+    assert with_media.any()
+    assert not with_media[trace.tier == 1].any()
+    assert set(_of_each(trace.take(np.flatnonzero(trace.tier == 0)))) <= set(_of_each(shown))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_seed_moves_requests_with_their_media(seed: int) -> None:
+    trace = _showing(_steady(300))
+    assert _of_each(vary(trace, seed)) == _of_each(trace)

@@ -30,7 +30,8 @@ def _parquet() -> bytes:
 GOOD: dict[str, bytes] = {
     "azure": b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n",
     "trimtab": b"arrival_s,tenant,tier,prompt_tokens,output_tokens,session,turn,prefix_ids,"
-    b"prefix_block_tokens\n0,a,T0,64,1,0,0,1 2,16\n1,a,T0,64,1,0,1,1 2 3,16\n",
+    b"prefix_block_tokens,media\n0,a,T0,64,1,0,0,1 2,16,image:9@3#7 audio:4\n"
+    b"1,a,T0,64,1,0,1,1 2 3,16,\n",
     "mooncake": json.dumps(
         {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
     ).encode(),

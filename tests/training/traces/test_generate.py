@@ -124,3 +124,57 @@ def test_bursts_and_regimes_have_the_shape_asked_for() -> None:
     mix = regimes(10_000, rng, levels=(0, 1, 2), mean_s=500)
     changes = np.count_nonzero(np.diff(mix))
     assert 14 < changes < 30
+
+
+def test_media_come_on_top_of_the_same_texts() -> None:
+    plain = generate(hours=0.3, seed=5, preset="steady")
+    shown = generate(hours=0.3, seed=5, preset="steady", media_share=0.3)
+    assert len(plain.media) == 0
+    tiers = shown.tier[shown.media.request]
+    assert {shown.tier_names[number] for number in set(tiers)} == {"T0", "T1"}
+    # Turns after a session's first one: that may hold what was shown before the trace began.
+    order = np.lexsort((shown.turn, shown.session))
+    held = np.diff(shown.media.offsets)[order]
+    later = (shown.turn[order] > 0)[1:]
+    assert (np.diff(held)[later] > 0).mean() == pytest.approx(0.3, abs=0.03)
+    singles = plain.session == -1
+    assert np.array_equal(plain.prompt_tokens[singles], shown.prompt_tokens[shown.session == -1])
+
+
+def test_a_conversation_carries_its_media_at_their_place() -> None:
+    trace = generate(hours=0.3, seed=5, preset="steady", media_share=0.5)
+    media = trace.media
+    seen: dict[int, list[tuple[int, int, int, int]]] = {}
+    grown = 0
+    for row in range(len(trace)):
+        inside = slice(media.offsets[row], media.offsets[row + 1])
+        items = list(
+            zip(
+                media.kind[inside].tolist(),
+                media.start_tokens[inside].tolist(),
+                media.tokens[inside].tolist(),
+                media.content[inside].tolist(),
+                strict=True,
+            )
+        )
+        session = int(trace.session[row])
+        if session < 0:
+            assert not items
+            continue
+        before = seen.get(session, [])
+        assert items[: len(before)] == before
+        if session in seen:
+            grown += len(items) > len(before)
+        for _, start, tokens, _ in items[len(before) :]:
+            assert start + tokens <= trace.prompt_tokens[row]
+        seen[session] = items
+    assert grown > 20
+    owners: dict[int, int] = {}
+    for session, items in seen.items():
+        for item in items:
+            assert owners.setdefault(item[3], session) == session
+
+
+def test_a_share_of_media_that_is_none() -> None:
+    with pytest.raises(FlagError, match="--media-share"):
+        generate(hours=0.1, seed=0, media_share=1.5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trimtab.engine_bridge.errors import TraceError
-from trimtab.training.traces.servegen import length_table
+from trimtab.training.traces.servegen_client import length_table
 
 from .conftest import Read, Write
 
@@ -97,3 +97,40 @@ def test_the_real_clients(shared_dir: Path, read: Read, name: str) -> None:
     assert len(trace.tenant_names) > 10
     small = name == "m-small"
     assert (np.median(trace.output_tokens) < 10) == small
+
+
+SHOWING = (
+    '{"0": {"text_tokens": "{75: 1.0}", "output_tokens": "{3: 1.0}",'
+    ' "image_tokens": "{252: 0.75, 324: 0.25}", "image_count": "{0: 0.5, 2: 0.5}",'
+    ' "audio_tokens": "{30: 1.0}", "audio_count": "{1: 1.0}",'
+    ' "video_tokens": "{0: 1.0}", "video_count": "{0: 1.0}"}}'
+)
+
+
+def test_the_multimodal_form(write: Write, read: Read) -> None:
+    _client(write, 7, ["{start},1,1,Gamma,1,1"] * 6)
+    path = _client(write, 8, ["{start},1,1,Gamma,1,1"] * 6, SHOWING)
+    trace = read(path, window_start_s=0, window_s=3600, rate_per_s=2)
+    showing = trace.tenant == trace.tenant_names.index("client-8")
+    media = trace.media
+    assert np.array_equal(np.diff(media.offsets) > 0, showing)
+    images = np.bincount(media.request[media.kind == 0], minlength=len(trace))[showing]
+    assert set(images) == {0, 2}
+    assert images.mean() == pytest.approx(1.0, abs=0.1)
+    sizes = media.tokens[media.kind == 0]
+    assert set(sizes) == {252, 324}
+    assert (sizes == 252).mean() == pytest.approx(0.75, abs=0.05)
+    shown = np.bincount(media.request, weights=media.tokens, minlength=len(trace))
+    assert np.array_equal(trace.prompt_tokens[showing], 75 + shown[showing])
+    # Images before audio, each behind the one before it, and each something else.
+    of_first = slice(*media.offsets[np.flatnonzero(np.diff(media.offsets) == 3)[0] :][:2])
+    assert media.kind[of_first].tolist() == [0, 0, 1]
+    ends = media.start_tokens[of_first] + media.tokens[of_first]
+    assert media.start_tokens[of_first].tolist() == [0, *ends[:-1]]
+    assert len(np.unique(media.content)) == len(media)
+
+
+def test_a_client_of_text_is_drawn_as_without_the_multimodal_form(write: Write, read: Read) -> None:
+    folder = _client(write, 1, ["{start},1,1,Gamma,1,1"] * 6)
+    trace = read(folder / "chunk-1-trace.csv.gz")
+    assert len(trace.media) == 0

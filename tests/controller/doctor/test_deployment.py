@@ -1,0 +1,175 @@
+"""The doctor beside engines with real sockets and pages, a real Prometheus, a gateway's engines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("prometheus_api_client")
+pytest.importorskip("limits")
+
+from tests.end_to_end.gateway_process import engine_process
+from tests.live_parts import StandIn, prometheus, traffic, write_plan
+from tests.redis_server import redis_server
+from tests.waiting import free_port, poll
+from trimtab.controller.cli import doctor as command
+from trimtab.controller.cli.app import main
+from trimtab.controller.daemon.settings import settings_from
+from trimtab.controller.doctor import engines, gateway
+from trimtab.controller.doctor.finding import Finding, Verdict
+
+INTERVAL_S = 0.25
+RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "trimtab-rules.yaml"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_plan(tmp_path_factory.mktemp("plan"), interval_s=INTERVAL_S)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, plan: Path) -> Iterator[StandIn]:
+    with StandIn(tmp_path_factory.mktemp("e"), plan, traffic(load=0.3, hours=0.2)) as engine:
+        poll(lambda: engine.telemetry is not None, what="the first interval")
+        yield engine
+
+
+def settings_for(engine: StandIn, plan: Path, folder: Path, **own: Any) -> dict[str, Any]:
+    source = {} if "prometheus" in own else {"metrics": engine.metrics_url}
+    one = {"plan": str(plan), "control": str(engine.control_path), **source, **own}
+    return {"listen": None, "state_dir": str(folder), "engines": {"a": one}}
+
+
+def looked(settings: dict[str, Any]) -> dict[str, Finding]:
+    parsed = settings_from(settings, where="test")
+    told = engines.look(parsed, wait=time.sleep, timeout_s=5.0)
+    return {f"{one.area}: {one.check}": one for one in told}
+
+
+def faults(told: dict[str, Finding]) -> list[str]:
+    return [name for name, one in told.items() if one.verdict is Verdict.FAULT]
+
+
+def test_a_healthy_engine_has_no_fault_and_keeps_its_lease(
+    engine: StandIn, plan: Path, tmp_path: Path
+) -> None:
+    told = looked(settings_for(engine, plan, tmp_path))
+    assert faults(told) == []
+    assert "static" in told["engine a: control socket"].found
+    assert told["engine a: KV cache"].verdict is Verdict.OK
+    assert told["engine a: figures"].verdict in (Verdict.OK, Verdict.NOTE)
+    assert engine.store.describe().holder is None
+
+
+def test_each_thing_that_is_wrong_is_named(engine: StandIn, plan: Path, tmp_path: Path) -> None:
+    settings = settings_for(engine, plan, tmp_path, traffic_log=str(tmp_path / "none"))
+    settings["engines"]["b"] = {
+        "plan": "default",
+        "control": f"unix:{engine.control_path}",
+        "metrics": f"http://127.0.0.1:{free_port()}/metrics",
+    }
+    settings["engines"]["b"]["control"] = str(tmp_path / "no.sock")
+    told = looked(settings)
+    assert told["engine a: traffic log"].verdict is Verdict.WARNING
+    assert faults(told) == ["engine b: control socket", "engine b: figures"]
+    other = looked(settings_for(engine, Path("default"), tmp_path))
+    assert faults(other) == ["engine a: plan"]
+    assert "same plan file" in other["engine a: plan"].remedy
+    engine.control_path.chmod(0o666)
+    assert faults(looked(settings_for(engine, plan, tmp_path))) == [
+        "engine a: control socket's permissions"
+    ]
+    engine.control_path.chmod(0o600)
+
+
+def test_settings_that_cannot_hold_are_one_fault(plan: Path, tmp_path: Path) -> None:
+    one = {"plan": str(tmp_path / "no.yaml"), "control": "x.sock", "metrics": "http://h/metrics"}
+    told = looked({"engines": {"a": one}})
+    assert faults(told) == ["controller: settings"]
+
+
+def test_prometheus_is_asked_for_targets_intervals_and_alerts(
+    engine: StandIn, plan: Path, tmp_path: Path
+) -> None:
+    with prometheus(tmp_path / "p", [engine.target], "1s", rules=[RULES]) as started:
+        match = {"job": "vllm", "instance": engine.target}
+        told = looked(
+            settings_for(engine, plan, tmp_path, prometheus={"url": started.url, "match": match})
+        )
+        area = f"prometheus {started.url}"
+        slow = told[f"{area}: target {engine.metrics_url}"]
+        assert slow.verdict is Verdict.WARNING
+        assert "every 1 s" in slow.found
+        assert "trimtab-tiers" in told[f"{area}: alerts"].found
+        match["instance"] = "nobody:1"
+        told = looked(
+            settings_for(engine, plan, tmp_path, prometheus={"url": started.url, "match": match})
+        )
+        assert f"{area}: targets" in faults(told)
+
+
+def test_a_gateways_engines_models_and_books(tmp_path: Path) -> None:
+    with engine_process("a") as one, redis_server(tmp_path) as books:
+        config = tmp_path / "gateway.yaml"
+        limits = tmp_path / "limits.yaml"
+        limits.write_text(yaml.safe_dump({"storage": books.url}))
+        settings = {
+            "admission": str(limits),
+            "engines": {
+                "a": {"url": one.url, "models": ["m"]},
+                "b": {"url": f"http://127.0.0.1:{free_port()}", "models": ["m"]},
+                "c": {"url": f"{one.url}/", "models": ["other"]},
+            },
+        }
+        config.write_text(yaml.safe_dump(settings))
+
+        def told() -> dict[str, Finding]:
+            return {f"{f.area}: {f.check}": f for f in gateway.look(config, timeout_s=5.0)}
+
+        seen = told()
+        assert faults(seen) == [
+            "gateway's engine b: answers",
+            "gateway's engine c: models",
+        ]
+        assert seen["gateway: quotas"].verdict is Verdict.OK
+        assert seen["gateway: keys"].verdict is Verdict.WARNING
+        books.kill()
+        assert "gateway: quotas" in faults(told())
+
+
+def test_the_command_prints_exits_and_writes(
+    engine: StandIn, plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trimtab.controller.doctor.installation.engine_seams", lambda version: ())
+    words = ["doctor", "--control", str(engine.control_path), "--metrics", engine.metrics_url]
+    out = tmp_path / "doctor.json"
+    assert main([*words, "--plan", str(plan), "--json", str(out)]) == 0
+    assert "0 faults" in capsys.readouterr().out
+    content = json.loads(out.read_text())
+    assert content["schema"] == 1
+    assert {"area", "check", "verdict", "found", "remedy"} == set(content["findings"][0])
+    assert main(words) == command.DoctorError.exit_code == 1
+    shown = capsys.readouterr()
+    assert "fault" in shown.out
+    assert "the same plan file" in shown.out
+    assert "1 fault" in shown.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--control", "x.sock"],
+        ["--plan", "default"],
+        ["--daemon", "d.yaml", "--plan", "default"],
+        ["--timeout-s", "0"],
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(words: list[str]) -> None:
+    assert main(["doctor", *words]) == 2
