@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from trimtab.engine_bridge.encoder_spec import EncoderFile, EncoderKindFile
+from trimtab.engine_bridge.encoder_spec import EncoderFile, EncoderSpec
 from trimtab.engine_bridge.media import MEDIA_KINDS
 from trimtab.engine_bridge.step_time import CoefArray
 from trimtab.training.calibration.fit import parts_ms
@@ -61,11 +61,8 @@ def fit_encoder(table: StepTable, encoded: FloatArray, coef: CoefArray) -> Encod
     )
     costs = np.zeros(len(free))
     costs[free] = [float(f"{value:.4g}") for value in solution.x]
-    kinds = {
-        kind: EncoderKindFile(item_ms=once, us_per_token=us)
-        for kind, (once, us) in zip(MEDIA_KINDS, costs.reshape(-1, 2).tolist(), strict=True)
-    }
-    return EncoderFile(**kinds)
+    kinds = tuple((once, us, 0.0) for once, us in costs.reshape(-1, 2).tolist())
+    return EncoderSpec(kinds=kinds).as_file()
 
 
 def _told(encoded: FloatArray) -> npt.NDArray[np.bool_]:

@@ -65,7 +65,8 @@ def read_step_log(path: Path) -> StepLog:
     except (OSError, ValueError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:100]
         raise TableError(str(path), value=reason, bound="a step log, CSV or Parquet") from None
-    wanted = OWN_COLUMNS if "step_ms" in table.columns else SAMPLED_COLUMNS
+    own = "step_ms" in table.columns
+    wanted: tuple[str, ...] = OWN_COLUMNS if own else SAMPLED_COLUMNS
     missing = [name for name in wanted if name not in table.columns]
     if missing:
         raise TableError(
@@ -75,7 +76,7 @@ def read_step_log(path: Path) -> StepLog:
             bound="in the log",
             remedy=f"needed are {', '.join(OWN_COLUMNS)} or {', '.join(SAMPLED_COLUMNS)}",
         )
-    if wanted is OWN_COLUMNS:
+    if own:
         wanted = (*OWN_COLUMNS, *(name for name in ENCODED_COLUMNS if name in table.columns))
     numbers = table[list(wanted)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     bad = ~np.isfinite(numbers).all(axis=1) | (numbers < 0).any(axis=1)
@@ -87,7 +88,7 @@ def read_step_log(path: Path) -> StepLog:
             f"{path} row {row + 2}", key=column, value=str(value), bound="a number of at least 0"
         )
     columns = {name: numbers[:, place] for place, name in enumerate(wanted)}
-    log = _sampled(columns) if wanted is SAMPLED_COLUMNS else _own(columns)
+    log = _own(columns) if own else _sampled(columns)
     if not len(log.table) and not len(log.encoding):
         raise TableError(str(path), value="no usable step", bound="steps that follow one another")
     return replace(log, table=replace(log.table, sources=(path.name,)))

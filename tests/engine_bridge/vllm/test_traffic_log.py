@@ -17,6 +17,7 @@ import pytest
 
 from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.media import AUDIO, IMAGE
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.trace import Trace
 from trimtab.engine_bridge.vllm.rotating_parquet import LogFolderError
@@ -209,6 +210,21 @@ def test_media_are_named_by_a_keyed_hash_that_is_equal_where_they_are(tmp_path: 
     assert seen[1] == seen[0]
     assert seen[2][1] != seen[0][1]
     assert b"cat" not in files(tmp_path / "one")[0].read_bytes()
+
+
+def test_media_come_back_as_a_trace_has_them(tmp_path: Path) -> None:
+    log = new(tmp_path)
+    add(log, 0.0, media=[Item("image", 3, 40, "cat"), Item("audio", 50, 20, "purr")])
+    add(log, 1.0)
+    add(log, 2.0, media=[Item("image", 0, 40, "cat")])
+    log.close()
+    media = read(tmp_path).media
+    assert media.offsets.tolist() == [0, 2, 2, 3]
+    assert media.kind.tolist() == [IMAGE, AUDIO, IMAGE]
+    assert media.start_tokens.tolist() == [3, 50, 0]
+    assert media.tokens.tolist() == [40, 20, 40]
+    assert media.content[0] == media.content[2] != media.content[1]
+    assert set(media.content.tolist()) == {0, 1}
 
 
 def test_a_chosen_identifier_is_not_told_apart_from_a_block(tmp_path: Path) -> None:
