@@ -1,7 +1,8 @@
 """Does the replay decide as vLLM does? The same random traffic through both, step by step.
 
     python benchmarks/parity.py [--workloads 200] [--steps 500] [--seed 0] [--json F]
-        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--drafts] [--processes 2]
+        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--drafts] [--media]
+        [--processes 2]
 
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
 (`trimtab.engine_bridge.vllm.virtual_time`). Compared are each step's map of requests to scheduled
@@ -12,6 +13,7 @@ are small enough for chunking and preemption. Under the fair rules most of them 
 (switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
 With `--aging` every such plan ages too.
 With --drafts the engines have draft models of random lengths, costs and acceptance.
+With --media prompts hold images, audio and video, and most engines have random encoders.
 """
 
 from __future__ import annotations
@@ -22,30 +24,27 @@ import json
 import multiprocessing
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from parity_media import Gallery, Item, columns, encoding, end_of
+from parity_plans import TIERS, aged, random_allocation, random_plan
 
-from trimtab.engine_bridge.allocation import Allocation
-from trimtab.engine_bridge.draft_spec import DraftFile, DraftSpec
-from trimtab.engine_bridge.engine_file import EngineFile, write_engine_file
-from trimtab.engine_bridge.engine_spec import EngineSpec, find_engine_file, get_engine_spec
+from trimtab.engine_bridge.draft_spec import DraftSpec
+from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
 from trimtab.engine_bridge.plan import Plan, load_plan
 from trimtab.engine_bridge.plan.load import with_values
-from trimtab.engine_bridge.plan.schema import Rules
 from trimtab.engine_bridge.replay.engine import ReplayEngine
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 from trimtab.engine_bridge.vllm.virtual_time import VirtualClock, VirtualVllm
 
-TIERS = ("T0", "T1", "T2", "T3")
 TENANTS = ("a", "b", "c", "d", "e", "f", "g")
 SHOWN = 10
 CHANGE_STEPS = 40
 NO_INTERVAL_S = 3600.0
 """The replay is stepped without telemetry intervals, at whose ends both sides settle accounts."""
 LONGEST_PROMPTS, LONGEST_OUTPUT = (200, 1000, 4000), 300
-SWITCHES = tuple(f"rules.{name}" for name in Rules.model_fields)
 
 
 @dataclass
@@ -57,6 +56,7 @@ class Draft:
     block_size: int
     longest_prompt: int
     tenants: int
+    gallery: Gallery | None = None
     ids: int = 0
     rows: list[dict] = field(default_factory=list)
 
@@ -64,6 +64,10 @@ class Draft:
         """Prefix ids that nobody has yet."""
         self.ids += count
         return list(range(self.ids - count, self.ids))
+
+    def media(self, first: int, last: int) -> list[Item]:
+        """Items of the text between two places of a prompt; see `Gallery.place`."""
+        return [] if self.gallery is None else self.gallery.place(first, last)
 
     def length(self, most: int) -> int:
         """Mostly short, sometimes long: log-uniform from 1 to `most`."""
@@ -101,12 +105,16 @@ def drafting(rng: np.random.Generator, spec: EngineSpec) -> EngineSpec:
     )
 
 
-def workload(rng: np.random.Generator, spec: EngineSpec, requests: int) -> Trace:
-    """Random traffic for that engine."""
+def workload(
+    rng: np.random.Generator, spec: EngineSpec, requests: int, gallery: Gallery | None = None
+) -> Trace:
+    """Random traffic for that engine; with a gallery its prompts hold media."""
     id_tokens = spec.block_size * int(rng.choice([1, 1, 1, 4])) // int(rng.choice([1, 1, 1, 2]))
     tenants = int(rng.integers(1, len(TENANTS) + 1))
-    draft = Draft(rng, id_tokens, spec.block_size, int(rng.choice(LONGEST_PROMPTS)), tenants)
-    prefixes = [draft.new_ids(int(rng.integers(1, 1200 // id_tokens))) for _ in range(5)]
+    longest = int(rng.choice(LONGEST_PROMPTS))
+    draft = Draft(rng, id_tokens, spec.block_size, longest, tenants, gallery)
+    ids = [draft.new_ids(int(rng.integers(1, 1200 // id_tokens))) for _ in range(5)]
+    prefixes = [(some, draft.media(0, len(some) * id_tokens)) for some in ids]
     rate = np.exp(rng.uniform(np.log(4.0), np.log(80.0)))
     at_s = 0.0
     while len(draft.rows) < requests:
@@ -123,14 +131,16 @@ def _burst(draft: Draft, at_s: float) -> None:
     """Several requests at once with the same new prefix, each with an end of its own."""
     rng = draft.rng
     ids = draft.new_ids(int(rng.integers(1, 20)))
+    items = draft.media(0, len(ids) * draft.id_tokens)
     for _ in range(int(rng.integers(3, 12))):
         _request(
             draft,
             arrival_s=at_s,
             tier=int(rng.integers(0, len(TIERS))),
-            prompt_tokens=len(ids) * draft.id_tokens + draft.length(100),
+            prompt_tokens=max(len(ids) * draft.id_tokens, end_of(items)) + draft.length(100),
             output_tokens=int(rng.integers(1, 50)),
             ids=ids,
+            items=items,
         )
 
 
@@ -144,24 +154,30 @@ def _request(draft: Draft, **values: object) -> None:
     draft.rows.append(row)
 
 
-def _conversation(draft: Draft, at_s: float, prefixes: list[list[int]]) -> None:
+def _conversation(draft: Draft, at_s: float, prefixes: list[tuple[list[int], list[Item]]]) -> None:
     """One request, or several turns that repeat each other's text."""
     rng = draft.rng
     number, tier = len(draft.rows), int(rng.integers(0, len(TIERS)))
     ids: list[int] = []
+    items: list[Item] = []
     if rng.random() < 0.5:
-        shared = prefixes[int(rng.integers(0, len(prefixes)))]
+        shared, shown = prefixes[int(rng.integers(0, len(prefixes)))]
         ids = shared[: int(rng.integers(1, len(shared) + 1))]
+        # Of an item that the shared part ends in, the rest follows.
+        items = [item for item in shown if item.start < len(ids) * draft.id_tokens]
     turns = int(rng.integers(2, 5)) if rng.random() < 0.3 else 1
     closed = rng.random() < 0.7
-    prompt = len(ids) * draft.id_tokens
+    prompt = max(len(ids) * draft.id_tokens, end_of(items))
     for turn in range(turns):
+        before = prompt
         prompt += draft.length(draft.longest_prompt // (4 if turns > 1 or ids else 1))
         if rng.random() < 0.1 and ids:
             prompt = len(ids) * draft.id_tokens
         elif rng.random() < 0.1:
             # Just full blocks, or one token more.
             prompt += -prompt % draft.block_size + int(rng.integers(0, 2))
+        items = items + draft.media(before, prompt)
+        prompt = max(prompt, end_of(items))
         output = 1 if rng.random() < 0.1 else int(rng.integers(1, LONGEST_OUTPUT + 1))
         if turns > 1:
             ids = ids + draft.new_ids(max(0, (prompt + output) // draft.id_tokens - len(ids)))
@@ -175,6 +191,7 @@ def _conversation(draft: Draft, at_s: float, prefixes: list[list[int]]) -> None:
             turn=turn if closed else 0,
             think_s=float(rng.exponential(0.3)) if turn and closed else 0.0,
             ids=ids,
+            items=items,
         )
         prompt += output
 
@@ -192,56 +209,8 @@ def _trace(draft: Draft) -> Trace:
         prefix_offsets=np.concatenate(([0], np.cumsum([len(r["ids"]) for r in rows]))),
         prefix_ids=np.array([i for r in rows for i in r["ids"]], np.int32),
         prefix_block_tokens=np.full(len(rows), draft.id_tokens, np.int32),
+        media=columns([r["items"] for r in rows]),
     )
-
-
-def random_plan(rng: np.random.Generator) -> Plan:
-    """The shipped plan, or one with other switches, pools, targets and eviction."""
-    plan = load_plan(None)
-    if rng.random() < 0.3:
-        return plan
-    changes: dict[str, object] = {name: bool(rng.random() < 0.85) for name in SWITCHES}
-    changes["retention.eviction"] = str(
-        rng.choice(["scaled_age", "scaled_age", "lru", "tier_order", "fixed_quota"])
-    )
-    changes["retention.learn_reuse"] = bool(rng.random() < 0.5)
-    if rng.random() < 0.5:
-        changes["retention.classes"] = {}
-    changes["backoff.per_waiting_ms"] = float(rng.uniform(0.0, 30.0))
-    changes["feasible.window_ms"] = float(rng.choice([0.0, 300.0, 1500.0]))
-    changes["prefill.budget_tokens"] = int(rng.integers(256, 2000))
-    changes["prediction.initial_output_tokens"] = int(rng.integers(16, 400))
-    for name in TIERS:
-        changes[f"tiers.{name}.weight"] = float(rng.choice([1.0, 4.0, 4.0, 60.0, 3000.0]))
-        changes[f"tiers.{name}.pool"] = str(rng.choice(list(plan.pools)))
-        changes[f"tiers.{name}.backoff"] = bool(rng.random() < 0.5)
-        changes[f"tiers.{name}.max_running"] = (
-            int(rng.integers(1, 12)) if rng.random() < 0.2 else None
-        )
-        changes[f"tiers.{name}.targets.ttft_ms"] = float(rng.uniform(100.0, 4000.0))
-        changes[f"tiers.{name}.shed.mode"] = str(rng.choice(["never", "refuse", "demote"]))
-    for name, pool in zip(TIERS, plan.pools, strict=False):
-        # Each pool belongs to a tier.
-        changes[f"tiers.{name}.pool"] = pool
-    if rng.random() < 0.3:
-        changes["isolation.longest_step_ms"] = float(rng.uniform(6.0, 40.0))
-    return with_values(plan, changes)
-
-
-def aged(plan: Plan, seed: int) -> Plan:
-    """The plan with random ageing: windows, interactive tiers, a tenant that is an exception."""
-    rng = np.random.default_rng([seed, 6])
-    changes: dict[str, object] = {
-        "aging.tier_window_ms": float(rng.choice([0.0, 20.0, 1500.0])),
-        "aging.tenant_window_ms": float(rng.choice([0.0, 300.0, 3000.0])),
-        "aging.interactive_bonus": float(rng.uniform(0.0, 1.0)),
-        "aging.full_after_s": float(rng.choice([0.3, 3.0, 20.0])),
-        "aging.due_every": int(rng.choice([1, 2, 8])),
-        "tenants.a": {"tier": TIERS[0], "interactive": bool(rng.random() < 0.5)},
-    }
-    for name in TIERS:
-        changes[f"tiers.{name}.interactive"] = bool(rng.random() < 0.5)
-    return with_values(plan, changes)
 
 
 def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> VirtualVllm:
@@ -249,15 +218,12 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
     if rules != "fair":
         return VirtualVllm(trace, plan, spec, policy=rules)
     from trimtab.engine_bridge.vllm import FairScheduler
+    from trimtab.engine_bridge.vllm.virtual_record import engine_of
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.yaml"
         # JSON is YAML.
         path.write_text(plan.model_dump_json())
-        engine = spec.name
-        if spec.draft is not None:
-            engine = str(Path(folder) / "engine.yaml")
-            write_engine_file(_with_draft(spec), Path(engine))
         return VirtualVllm(
             trace,
             plan,
@@ -266,7 +232,7 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
             policy="priority",
             additional_config={
                 "trimtab": {
-                    "engine": engine,
+                    "engine": engine_of(spec),
                     "plan": str(path),
                     "interval_s": NO_INTERVAL_S,
                 }
@@ -275,39 +241,20 @@ def real_engine(trace: Trace, plan: Plan, spec: EngineSpec, rules: str) -> Virtu
         )
 
 
-def _with_draft(spec: EngineSpec) -> EngineFile:
-    """The shipped engine's file with the draft model of `spec`."""
-    assert spec.draft is not None
-    values = asdict(spec.draft)
-    values["acceptance"] = dict(spec.draft.acceptance)
-    return find_engine_file(spec.name).model_copy(update={"draft": DraftFile(**values)})
-
-
-def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) -> Allocation:
-    """A wish for other weights, fractions, budgets and caps; the engines hold it to the bounds."""
-    fractions = np.array(before.kv_fractions) * rng.uniform(0.7, 1.4, len(before.kv_fractions))
-    shares = np.array(before.prefill_shares) * rng.uniform(0.7, 1.4, len(before.prefill_shares))
-    return replace(
-        before,
-        weights=tuple(float(w * rng.uniform(0.5, 2.0)) for w in before.weights),
-        kv_fractions=tuple(map(float, fractions / fractions.sum())),
-        prefill_shares=tuple(map(float, shares / shares.sum())),
-        prefill_budget_tokens=int(before.prefill_budget_tokens * rng.uniform(0.6, 1.6)),
-        retention=tuple(float(f * rng.uniform(0.5, 2.0)) for f in before.retention),
-        shed_at=tuple(float(f * rng.uniform(0.9, 1.1)) for f in before.shed_at),
-        slack_fraction=float(rng.random()),
-        low_tier_chunk_share=float(rng.random()),
-        max_num_seqs=int(rng.integers(4, 65)),
-        version=before.version + 1,
-    )
-
-
-def compare(job: tuple[int, int, str, bool], *, aging: bool = False, drafts: bool = False) -> dict:
+def compare(
+    job: tuple[int, int, str, bool],
+    *,
+    aging: bool = False,
+    drafts: bool = False,
+    media: bool = False,
+) -> dict:
     """One workload under one rule set: steps, identical ones, the first difference."""
     seed, steps, rules, caching = job
     rng = np.random.default_rng([seed, caching])
     spec = engine(rng, caching=caching)
-    trace = workload(rng, spec, requests=60 + steps // 3)
+    pictures = np.random.default_rng([seed, 9]) if media else None
+    gallery = None if pictures is None else Gallery(pictures)
+    trace = workload(rng, spec, 60 + steps // 3, gallery)
     plan = random_plan(rng) if rules == "fair" else load_plan(None)
     if aging:
         plan = aged(plan, seed)
@@ -315,6 +262,8 @@ def compare(job: tuple[int, int, str, bool], *, aging: bool = False, drafts: boo
         spec = drafting(rng, spec)
         most = {f"tiers.{name}.draft_tokens": int(rng.integers(0, 6)) for name in TIERS}
         plan = with_values(plan, most)
+    if pictures is not None:
+        spec = encoding(pictures, spec)
     replay = ReplayEngine(trace, plan, spec, rules=rules, record_steps=True)
     vllm = real_engine(trace, plan, spec, rules)
     same, at, first, preempted = 0, 0, None, 0
@@ -337,6 +286,7 @@ def compare(job: tuple[int, int, str, bool], *, aging: bool = False, drafts: boo
         "same": same,
         "first": first,
         "preemptions": preempted,
+        "encoded_items": vllm.encoded_items,
         "end_s": replay.now_s,
     }
 
@@ -388,6 +338,7 @@ def main() -> None:
     parser.add_argument("--caching", default="on,off")
     parser.add_argument("--aging", action="store_true")
     parser.add_argument("--drafts", action="store_true")
+    parser.add_argument("--media", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -401,7 +352,7 @@ def main() -> None:
         for rules, caching in sets
         for number in range(args.workloads)
     ]
-    work = functools.partial(compare, aging=args.aging, drafts=args.drafts)
+    work = functools.partial(compare, aging=args.aging, drafts=args.drafts, media=args.media)
     if args.processes > 1:
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
             done = pool.map(work, jobs, chunksize=4)
@@ -420,6 +371,7 @@ def main() -> None:
                 "steps": steps,
                 "fewest_steps": min(one["steps"] for one in part),
                 "preemptions": sum(one["preemptions"] for one in part),
+                "encoded_items": sum(one["encoded_items"] for one in part),
                 "identical_share": sum(one["same"] for one in part) / steps,
                 "workloads_that_differ": len(differences),
                 "differences": differences[:SHOWN],

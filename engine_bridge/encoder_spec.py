@@ -16,6 +16,9 @@ from trimtab.engine_bridge.media import MEDIA_KINDS, MediaItems
 
 _MS_PER_US = 1e-3
 _MS_PER_NS = 1e-6
+_GRAINS_A_MS = float(1 << 20)
+"""An item's time is a whole number of these (about a nanosecond each), so that the sum of a
+step's is exact in whatever order an engine adds them."""
 
 
 class _Part(BaseModel):
@@ -67,16 +70,31 @@ class EncoderSpec:
             kinds=tuple((p.item_ms, p.us_per_token, p.pair_ns) for p in parts),
         )
 
+    def as_file(self) -> EncoderFile:
+        """The section of an engine file that `of` reads back."""
+        parts = (
+            EncoderKindFile(item_ms=once, us_per_token=us, pair_ns=ns)
+            for once, us, ns in self.kinds
+        )
+        return EncoderFile(
+            budget_tokens=self.budget_tokens,
+            cache_tokens=self.cache_tokens,
+            **dict(zip(MEDIA_KINDS, parts, strict=True)),
+        )
+
     def item_ms(self, kind: int, tokens: int) -> float:
         """Milliseconds of encoding one item of a kind (see `MEDIA_KINDS`)."""
         once, us, ns = self.kinds[kind]
-        return once + us * tokens * _MS_PER_US + ns * float(tokens) * float(tokens) * _MS_PER_NS
+        ms = once + us * tokens * _MS_PER_US + ns * float(tokens) * float(tokens) * _MS_PER_NS
+        return round(ms * _GRAINS_A_MS) / _GRAINS_A_MS
 
     def items_ms(self, items: MediaItems) -> npt.NDArray[np.float64]:
         """Milliseconds of encoding each item, float64, shape (m,)."""
         once, us, ns = np.array(self.kinds)[items.kind].reshape(-1, 3).T
         tokens = items.tokens.astype(np.float64)
-        return once + us * tokens * _MS_PER_US + ns * tokens * tokens * _MS_PER_NS
+        ms = once + us * tokens * _MS_PER_US + ns * tokens * tokens * _MS_PER_NS
+        grains: npt.NDArray[np.float64] = np.rint(ms * _GRAINS_A_MS)
+        return grains / _GRAINS_A_MS
 
     def limits(self, max_num_batched_tokens: int, largest_item_tokens: int) -> tuple[int, int]:
         """Tokens that one step may encode, and that the encoder cache holds.

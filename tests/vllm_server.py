@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from tests.waiting import free_port, poll
 from trimtab.engine_bridge import plan as plan_package
 
 ENGINE = "h100:llama-3.1-70b-tp8"
+MODEL = ENGINE.rpartition(":")[2]
+"""What clients call it."""
 START_S = 900.0
 STOP_S = 60.0
 TIME_SCALE = "0.1"  # a step of a millisecond: fast, and still a stream of single tokens
@@ -68,6 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def running(
     folder: Path,
     *flags: str,
+    serves: Sequence[str] = (),
     time_scale: str = TIME_SCALE,
     env: Mapping[str, str] | None = None,
     port: int | None = None,
@@ -75,6 +78,8 @@ def running(
     odd_requests: bool = False,
 ) -> Iterator[Server]:
     """A server with its files in a folder, which may be that of an earlier one.
+
+    `serves` names another model than the emulated engine's; clients must know it as `MODEL`.
 
     With `odd_requests` vLLM may log faults of its own about them; one of ours fails all the same.
     """
@@ -86,8 +91,8 @@ def running(
     metrics = folder / "metrics"
     metrics.mkdir(exist_ok=True)
     command = [
-        *(sys.executable, "-m", "trimtab.controller.cli.app", "serve", "--emulate", ENGINE),
-        *("--time-scale", time_scale),
+        *(sys.executable, "-m", "trimtab.controller.cli.app", "serve"),
+        *(serves or ("--emulate", ENGINE, "--time-scale", time_scale)),
         *(("--trust-labels",) if trust_labels else ("--keys", str(_keys_file(folder)))),
         *("--plan", str(write_plan(folder, interval_s=INTERVAL_S))),
         *("--control-socket", str(folder / "control.sock")),
@@ -114,7 +119,7 @@ def running(
 
     try:
         poll(healthy, what=f"the server's start, {log}", deadline_s=START_S, every_s=0.5)
-        yield Server(url, ENGINE.rpartition(":")[2], log, folder, process)
+        yield Server(url, MODEL, log, folder, process)
         _stops_cleanly(process, log, odd_requests=odd_requests)
     finally:
         _kill_group(process)

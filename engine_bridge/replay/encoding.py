@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.layout import ENCODE_MS, ENCODED, NONE, WORK, State
+from trimtab.engine_bridge.replay.layout import ENCODE_MS, ENCODED, FAIR, NONE, WORK, State
 
 
 @inlined
@@ -47,6 +47,22 @@ def shown(s: State, first: int, last: int, item: int) -> bool:
 
 
 @inlined
+def found_tokens(s: State, first: int, item: int) -> int:
+    """Tokens of the cache that can no longer be evicted once a request holds what an item shows.
+
+    Returns:
+        -1 if it is not in the cache; 0 if somebody holds it, or one of the request's own from
+        `first` on shows it already.
+    """
+    if shown(s, first, item, item):
+        return 0
+    c = s.encoded[s.item_content[item]]
+    if c.cached == 0:
+        return -1
+    return int(c.tokens) if c.refs == 0 else 0
+
+
+@inlined
 def item_work(s: State, item: int) -> int:
     """Tokens of the prefill budget that encoding an item takes (rule 4)."""
     e = s.engine[0]
@@ -72,24 +88,43 @@ def _unlink(s: State, content: int) -> None:
 def _append(s: State, content: int) -> None:
     """Nobody holds a content any more: it may be evicted, after all those that may be now."""
     e, c = s.engine[0], s.encoded[content]
+    e.encoder_freeable += c.tokens
+    if e.external == 1:
+        return
     c.next, c.prev = NONE, e.encoder_last
     if e.encoder_last == NONE:
         e.encoder_first = content
     else:
         s.encoded[e.encoder_last].next = content
     e.encoder_last = content
-    e.encoder_freeable += c.tokens
 
 
 @inlined
-def _hold(s: State, content: int) -> None:
-    """One more request holds a content that is in the cache."""
+def _hold(s: State, content: int) -> bool:
+    """One more request holds a content that is in the cache; False if the plan needs its room."""
     e, c = s.engine[0], s.encoded[content]
     if c.refs == 0:
+        if c.tokens > e.encoder_freeable:
+            return False
         e.encoder_freeable -= c.tokens
         if e.external == 0:
             _unlink(s, content)
     c.refs += 1
+    return True
+
+
+@inlined
+def evict(s: State, tokens: int) -> None:
+    """Make room in the cache for so many tokens: what nobody holds goes, the oldest first.
+
+    Under the fair rules once the step is planned: what a later request of the plan shows stays.
+    """
+    e = s.engine[0]
+    while tokens > e.encoder_free:
+        oldest = e.encoder_first
+        _unlink(s, oldest)
+        s.encoded[oldest].cached = 0
+        e.encoder_free += s.encoded[oldest].tokens
 
 
 @compiled
@@ -99,11 +134,8 @@ def _encode(s: State, row: int, item: int) -> bool:
     tokens = s.item_end[item] - s.item_start[item]
     if tokens > e.encoder_budget - totals[ENCODED] or tokens > e.encoder_freeable:
         return False
-    while tokens > e.encoder_free and e.external == 0:
-        oldest = e.encoder_first
-        _unlink(s, oldest)
-        s.encoded[oldest].cached = 0
-        e.encoder_free += s.encoded[oldest].tokens
+    if e.mode != FAIR:
+        evict(s, tokens)
     c = s.encoded[s.item_content[item]]
     c.cached, c.refs, c.tokens = 1, 1, tokens
     c.step, c.row = e.step, row
@@ -135,9 +167,9 @@ def hold_items(s: State, row: int, position: int, tokens: int) -> int:
         item = int(r.media_held)
         if not shown(s, r.media_next, item, item):
             content = int(s.item_content[item])
-            if s.encoded[content].cached == 1:
-                _hold(s, content)
-            elif not _encode(s, row, item):
+            cached = s.encoded[content].cached == 1
+            held = _hold(s, content) if cached else _encode(s, row, item)
+            if not held:
                 return max(0, int(s.item_start[item]) - position)
         r.media_held += 1
     return tokens
@@ -149,7 +181,7 @@ def _release_next(s: State, row: int) -> None:
     r = s.req[row]
     item = int(r.media_next)
     r.media_next += 1
-    if s.engine[0].external == 1 or shown(s, r.media_next, r.media_held, item):
+    if shown(s, r.media_next, r.media_held, item):
         return
     content = int(s.item_content[item])
     c = s.encoded[content]

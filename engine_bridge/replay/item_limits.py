@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.encoding import first_open, item_work, shown
+from trimtab.engine_bridge.replay.encoding import first_open, found_tokens, item_work
 from trimtab.engine_bridge.replay.layout import (
     CHUNKS,
     ENCODE_MS,
@@ -47,6 +47,14 @@ def _believed_ms(s: State, row: int, position: int, tokens: int, encode_ms: floa
         float(e.ahead),
     )
     return ms + encode_ms
+
+
+@inlined
+def _is_late(
+    s: State, row: int, position: int, tokens: int, encode_ms: float, limit_ms: float
+) -> bool:
+    """Whether a chunk of so many tokens, with that encoding in all, is more than the limit."""
+    return bool(tokens > 0 and _believed_ms(s, row, position, tokens, encode_ms) > limit_ms)
 
 
 @inlined
@@ -126,24 +134,25 @@ def reach(
     for item in range(max(first, held), r.media_first + r.media_count):
         if s.item_start[item] >= position + most:
             break
-        if shown(s, first, item, item):
-            continue
-        content = s.encoded[s.item_content[item]]
-        if content.cached == 1:
-            freeable -= content.tokens if content.refs == 0 else 0
-            continue
         before = max(0, int(s.item_start[item]) - position)
-        if before > 0 and _believed_ms(s, row, position, before, so_far_ms) > limit_ms:
-            # Its text alone is more than the step has time for.
+        found = found_tokens(s, first, item)
+        if found > freeable:
             most = before
             break
+        if found >= 0:
+            freeable -= found
+            continue
         tokens, ms, work = (
             s.item_end[item] - s.item_start[item],
             s.item_ms[item],
             item_work(s, item),
         )
-        crowds = before + 1 + work > room
-        late = ms > 0.0 and _believed_ms(s, row, position, before + 1, so_far_ms + ms) > limit_ms
+        if ms > 0.0 and _is_late(s, row, position, before, so_far_ms, limit_ms):
+            # Its text alone is more than the step has time for.
+            most = before
+            break
+        crowds = work > 0 and before + 1 + work > room
+        late = ms > 0.0 and _is_late(s, row, position, before + 1, so_far_ms + ms, limit_ms)
         fits = tokens <= min(freeable, e.encoder_budget - encoded)
         if fits and (crowds or late):
             fits = _may_start(s, before, crowds, late, encoded == 0.0)
@@ -153,7 +162,7 @@ def reach(
         so_far_ms += ms
         encoded += tokens
         freeable -= tokens
-        needed = before + 1
+        needed = before + 1 if ms > 0.0 else needed
         room = 0 if crowds else room - work
         most = most if crowds else min(most, room)
     if most == 0:

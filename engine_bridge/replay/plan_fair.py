@@ -17,7 +17,7 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.chunks import chunk, grant, open_step
-from trimtab.engine_bridge.replay.encoding import open_items
+from trimtab.engine_bridge.replay.encoding import evict, open_items
 from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
 from trimtab.engine_bridge.replay.item_limits import is_held_back
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
@@ -397,6 +397,8 @@ def _close(s: State) -> None:
     if e.fresh == 1:
         lift_left_out(s)
     note_blocked(s)
+    if e.encoding == 1 and e.external == 0:
+        evict(s, 0)
     for at in range(e.prefilling):
         r = s.req[s.prefilling[at]]
         if r.grant > 0:

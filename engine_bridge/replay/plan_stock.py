@@ -108,7 +108,11 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
                 continue
         need = -(-(r.computed + chunk) // e.block_size) - r.blocks
         while need > free_blocks(s) and r.status == PREFILLING:
-            preempt(s, last_in_batch(s))
+            victim = last_in_batch(s)
+            if victim == row:
+                # It gives way before vLLM has taken its items for encoded.
+                drop_items(s, row, True)
+            preempt(s, victim)
             preempted = True
         if r.status != PREFILLING:
             continue

@@ -16,6 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from trimtab.engine_bridge.vllm.block_queue import RetentionQueue
 from trimtab.engine_bridge.vllm.ledger import ADMIT, DONE, GROW, LOOK_UP, PREEMPT, Ledger
+from trimtab.engine_bridge.vllm.media_books import MediaBooks
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 
 logger = init_logger(f"vllm.{__name__}")
@@ -50,6 +51,7 @@ class PlanCarrier:
         *,
         ledger: Ledger,
         blocks: RetentionQueue,
+        media: MediaBooks,
         manager: Any,
         requests: dict[str, Request],
         waiting: PlannedQueue,
@@ -64,6 +66,7 @@ class PlanCarrier:
         Args:
             ledger: The books, which decide.
             blocks: The free blocks.
+            media: The books of images and so on.
             manager: vLLM's KV-cache manager.
             requests: All requests that have not ended, by id.
             waiting: The waiting queue.
@@ -73,7 +76,7 @@ class PlanCarrier:
             joins: Told of each request that joins.
             free: Gives a request's blocks back.
         """
-        self._ledger, self._blocks, self._manager = ledger, blocks, manager
+        self._ledger, self._blocks, self._media, self._manager = ledger, blocks, media, manager
         self._requests, self._waiting = requests, waiting
         self._lookahead_tokens, self._draft_tokens = lookahead_tokens, draft_tokens
         self._preempt, self._joins, self._free = preempt, joins, free
@@ -85,6 +88,7 @@ class PlanCarrier:
         """Plan the step that comes, doing what the plan says as it goes."""
         ledger, blocks = self._ledger, self._blocks
         ledger.set_blocks(blocks.num_free_blocks, blocks.held)
+        self._media.show()
         op = ledger.begin()
         if op == DONE and not ledger.prefills:
             return
@@ -111,6 +115,7 @@ class PlanCarrier:
         blocks.growing = (0,) * len(blocks.growing)
         if ledger.prefills:
             self.chunks = {ledger.request_id(row): n for row, n in ledger.grants().items()}
+            self._hold_encoded()
         self._waiting.plan(joining.request for joining in self.joining.values())
 
     def show_blocks(self) -> None:
@@ -144,17 +149,26 @@ class PlanCarrier:
         for request in self._waiting.unplan():
             joining = self.joining.pop(request.request_id)
             self._free(request)
+            self._media.withdraw(request)
             ledger.withdraw_admission(joining.row)
             self.chunks.pop(request.request_id, None)
         scheduled = output.num_scheduled_tokens
+        given = {request_id: scheduled.get(request_id, 0) for request_id in self.chunks}
         for request_id, tokens in self.chunks.items():
             row = ledger.row(request_id)
-            given = scheduled.get(request_id, 0)
-            if row is not None and given != tokens:
-                ledger.set_grant(row, given)
+            if row is not None and given[request_id] != tokens:
+                ledger.set_grant(row, given[request_id])
+        self._media.settle(output.scheduled_encoder_inputs, given)
         self._name_blocks()
         self.joining.clear()
         self.chunks.clear()
+
+    def _hold_encoded(self) -> None:
+        """What the plan counts on in the encoder cache stays there."""
+        for request_id, tokens in self.chunks.items():
+            request, joining = self._requests[request_id], self.joining.get(request_id)
+            computed = request.num_computed_tokens if joining is None else joining.found[1]
+            self._media.hold(request, computed, tokens)
 
     def _look_up(self, row: int) -> None:
         """What of the request is cached now."""

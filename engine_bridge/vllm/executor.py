@@ -38,6 +38,7 @@ from trimtab.engine_bridge.vllm.emulated_device import (
     prompt_seed,
 )
 from trimtab.engine_bridge.vllm.emulated_model import ANSWER_TOKENS
+from trimtab.engine_bridge.vllm.media import encoded_features, features_ms
 from trimtab.engine_bridge.vllm.settings import PluginSettings
 
 _LAYER = "emulated"
@@ -54,6 +55,8 @@ class _Request:
     answer: Answer
     logprobs: int | None
     """How many logprobs it wants beside that of the token itself; None: none at all."""
+    mm_features: list[Any]
+    """Its images and so on, as vLLM describes them; they are never looked at."""
 
 
 @dataclass
@@ -98,7 +101,7 @@ class EmulatedExecutor(Executor):
     def _init_executor(self) -> None:
         settings = PluginSettings.of(self.vllm_config.additional_config)
         spec = get_engine_spec(settings.engine)
-        self._coef = spec.coef
+        self._coef, self._encoder = spec.coef, spec.encoder
         self._kv_tokens = spec.kv_tokens
         self._s_per_ms = settings.time_scale * 1e-3
         self._stream = DeviceStream()
@@ -239,7 +242,9 @@ class EmulatedExecutor(Executor):
                 request.answer.given = given
             # `given` holds the places of tokens that are still under way.
             add(req_id, computed, request.prompt_tokens + given)
-        step.end_s = self._stream.submit(work.duration_ms(self._coef) * self._s_per_ms)
+        encoded = encoded_features(scheduler_output.scheduled_encoder_inputs, self._requests)
+        step_ms = work.duration_ms(self._coef) + features_ms(self._encoder, encoded)
+        step.end_s = self._stream.submit(step_ms * self._s_per_ms)
         return step
 
     def _admit(self, new: Any) -> int:
@@ -253,6 +258,7 @@ class EmulatedExecutor(Executor):
             prompt_tokens=new.prompt_len,
             answer=Answer(seed, given=known - new.prompt_len),
             logprobs=params.logprobs if params is not None else None,
+            mm_features=new.mm_features,
         )
         return known
 

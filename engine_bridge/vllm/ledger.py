@@ -36,13 +36,12 @@ from trimtab.engine_bridge.replay.settings import close_accounts, put_allocation
 from trimtab.engine_bridge.replay.summary import COLUMNS, HEADS
 from trimtab.engine_bridge.replay.timers import next_event_s
 from trimtab.engine_bridge.telemetry import Telemetry
-from trimtab.engine_bridge.trace import Trace
+from trimtab.engine_bridge.vllm.blank import blank_request, blank_trace
 
 __all__ = ["ADMIT", "DONE", "GROW", "LOOK_UP", "PREEMPT", "Ledger"]
 
 ACCOUNTS_A_TIER: Final = 512
 """Tenants of a tier that have accounts of their own at a time; idle ones make room for others."""
-_ROWS: Final = 4096
 _UNKNOWN_OUTPUT: Final = 2**31 - 1
 _SETTLED_MS: Final = 1e-6
 
@@ -80,7 +79,7 @@ class Ledger:
         # What it drafts is the engine's to say (`draft_books`): for every request.
         spec = replace(spec, draft=None)
         state = build_state(
-            _blank_trace(plan, accounts), plan, spec, rules="fair", collapse=False, speed=1.0
+            blank_trace(plan, accounts), plan, spec, rules="fair", collapse=False, speed=1.0
         )
         state.req.acceptance[:] = 0.0
         e = state.engine[0]
@@ -112,11 +111,15 @@ class Ledger:
         self._tier_of, self._preemptions = state.req["tier"], state.req["preemptions"]
         self._weights = state.tiers["weight"]
 
+    def replace_arrays(self, **arrays: Any) -> None:
+        """Put larger arrays in the place of the state's, for `media_books`."""
+        self._take_state(self._state._replace(**arrays))
+
     # Facts about the plan and the state.
 
     @property
     def state(self) -> State:
-        """The memory itself, for `draft_books`; it is another one when rows were added."""
+        """The memory itself, for the other books; it is another one when rows were added."""
         return self._state
 
     @property
@@ -208,6 +211,7 @@ class Ledger:
         prompt_tokens: int,
         arrived_s: float,
         found_blocks: int,
+        media: tuple[int, int] = (0, 0),
         is_slice: bool = False,
     ) -> int:
         """A new request waits; returns its row.
@@ -219,6 +223,7 @@ class Ledger:
             prompt_tokens: Prompt length.
             arrived_s: On the scheduler's clock, not after now.
             found_blocks: Blocks of its prompt that are cached now.
+            media: Where its items begin in the state's columns, and how many it has.
             is_slice: Whether it only reads the beginning of a prompt.
         """
         if not self._free_rows:
@@ -229,6 +234,7 @@ class Ledger:
         r.tier, r.tenant = tier, account
         r.prompt, r.output = prompt_tokens, _UNKNOWN_OUTPUT
         r.found_blocks = found_blocks
+        r.media_first, r.media_count = media
         r.slice = row if is_slice else NONE
         self._users[account] += 1
         self._row_of[request_id] = row
@@ -241,6 +247,8 @@ class Ledger:
         """A request is over; `outcome` as in `replay.layout`."""
         row = self._row_of.pop(request_id)
         live.end_live(self.handle, row, outcome, generated_tokens)
+        # The places of its items are another request's now.
+        self._state.req[row].media_count = 0
         del self._id_of[row], self._tenant_of[row]
         self._users[int(self._state.req[row].tenant)] -= 1
         self._ended.append(row)
@@ -341,12 +349,16 @@ class Ledger:
         model_ms = float(live.step_facts(self.handle, self._facts))
         return model_ms, self._facts.tolist()
 
-    def book(self, speed: float, draft_ms: float = 0.0) -> None:
+    def book(self, speed: float, draft_ms: float = 0.0, *, learns: bool = True) -> None:
         """The planned step has run, `speed` times as long as the model says.
 
-        The model's step was `draft_ms` longer than that of `step_facts`, for drafts.
+        The model's step was `draft_ms` longer than that of `step_facts`, for drafts. Without
+        `learns` it says nothing of the engine's drift (rule 13's refit).
         """
+        scale = self.scale
         live.book(self.handle, speed, draft_ms)
+        if not learns:
+            self._state.engine[0].scale = scale
 
     def believe(self, speed: float) -> None:
         """A step that was booked as believed has really taken `speed` times the model's time."""
@@ -369,7 +381,7 @@ class Ledger:
         self._interval_busy_ms = float(self._state.engine[0].busy_ms)
         log = TelemetryLog()
         log.add(tables, heads, self.allocation)
-        blank = self._blank
+        blank = blank_request()
         for row in self._ended:
             # Step events of the request that ended may still be queued: the version tells.
             blank.version = self._state.req[row].version
@@ -386,7 +398,7 @@ class Ledger:
         count = len(s.req)
         req = records(2 * count, REQUEST)
         req[:count] = s.req
-        req[count:] = self._blank
+        req[count:] = blank_request()
         grown = {
             name: np.concatenate((getattr(s, name), np.zeros(count, np.int64)))
             for name in ("first_log", "done_log")
@@ -395,18 +407,6 @@ class Ledger:
         times[: len(s.times)] = s.times
         self._take_state(s._replace(req=req, times=times, **grown))
         self._free_rows = list(range(2 * count - 1, count - 1, -1))
-
-    @property
-    def _blank(self) -> Any:
-        blank = records(1, REQUEST)
-        for name in ("own_item", "list", "next", "prev", "tier_next", "tier_prev", "successor"):
-            blank[name][:] = NONE
-        blank.slice[:] = NONE
-        for name in ("arrived_s", "admitted_s", "first_s", "last_s"):
-            blank[name][:] = np.nan
-        blank.cancel_after_s[:] = np.inf
-        blank.joined_step[:] = NONE
-        return blank[0]
 
     def _account(self, tenant: str, tier: int) -> int:
         """The tenant's account in a tier; of many tenants, one that has been idle makes room."""
@@ -433,19 +433,3 @@ class Ledger:
         )
         known[tenant] = account
         return account
-
-
-def _blank_trace(plan: Plan, accounts: int) -> Trace:
-    """A trace that makes the state large enough: an account of every tier and tenant."""
-    count = len(plan.tiers) * accounts
-    rows = max(_ROWS, count)
-    place = np.arange(rows) % count
-    return Trace.build(
-        arrival_s=np.zeros(rows),
-        prompt_tokens=np.ones(rows),
-        output_tokens=np.ones(rows),
-        tier=place // accounts,
-        tenant=place % accounts,
-        tier_names=tuple(plan.tiers),
-        tenant_names=tuple(str(n) for n in range(accounts)),
-    )

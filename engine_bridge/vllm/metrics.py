@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trimtab.engine_bridge.allocation import UNLIMITED, Allocation
+from trimtab.engine_bridge.media import MEDIA_KINDS
 from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.vllm.control_values import entry_names
@@ -128,6 +129,12 @@ class TierMetrics:
         self._step(step_s)
         self._batch(batch)
 
+    def observe_encoded(self, counts: Sequence[int]) -> None:
+        """Report what a step encoded: items and their tokens, by kind, as the step log has them."""
+        for put, count in zip(self._encoded, counts, strict=True):
+            if count:
+                put(count)
+
     @property
     def top_tenants(self) -> int:
         """How many tenants the plan wants to see by name; 0: `observe_tenants` does nothing."""
@@ -207,6 +214,11 @@ class TierMetrics:
         batch = families.histogram("step_batch_requests", "Requests in a step.", BATCH_BUCKETS)
         self._step: Put = self._child(step).observe
         self._batch: Put = self._child(batch).observe
+        items = families.counter("encoded_items", "Media items that were encoded.", ("kind",))
+        tokens = families.counter("encoded_tokens", "Prompt tokens of those items.", ("kind",))
+        self._encoded: list[Put] = [
+            self._child(family, kind).inc for kind in MEDIA_KINDS for family in (items, tokens)
+        ]
 
     def _targets(self, families: Families) -> None:
         """What the plan promises, so that alerts and dashboards need no copy of it."""

@@ -12,8 +12,7 @@ wish, vLLM's state is the truth.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -34,6 +33,7 @@ from trimtab.engine_bridge.vllm.control_server import ControlServer
 from trimtab.engine_bridge.vllm.control_store import AllocationStore
 from trimtab.engine_bridge.vllm.draft_books import DraftBooks
 from trimtab.engine_bridge.vllm.drafts import Drafts
+from trimtab.engine_bridge.vllm.flying import FlyingStep, FlyingSteps
 from trimtab.engine_bridge.vllm.identity import (
     ANONYMOUS,
     SLICE_ARG,
@@ -43,6 +43,8 @@ from trimtab.engine_bridge.vllm.identity import (
 )
 from trimtab.engine_bridge.vllm.idle import IdleIntervals
 from trimtab.engine_bridge.vllm.ledger import Ledger
+from trimtab.engine_bridge.vllm.media import encoded_counts, encoded_features
+from trimtab.engine_bridge.vllm.media_books import MediaBooks
 from trimtab.engine_bridge.vllm.requests import PlannedQueue
 from trimtab.engine_bridge.vllm.seams import check_engine
 from trimtab.engine_bridge.vllm.settings import PluginSettings
@@ -58,22 +60,6 @@ _OUTCOMES: Final = {
     RequestStatus.FINISHED_ABORTED: CANCELLED,
 }
 _NOTHING: Final[tuple[float, list[float]]] = (0.0, [])
-_SLOWEST, _FASTEST = 5.0, 0.2
-"""A step's time over what is believed, beyond which it is taken for an accident and cut."""
-_NO_TIME: Final = 1e-3
-"""Least time of a step over the model's: an emulated engine's may take none."""
-
-
-class _Flying(NamedTuple):
-    """A step that was scheduled and whose output is not back."""
-
-    model_ms: float
-    start_s: float
-    booked: bool
-    facts: list[float]
-    """As `Ledger.step_facts` tells them."""
-    draft_ms: float
-    """What draft tokens add to the model's time."""
 
 
 class FairScheduler(AsyncScheduler):
@@ -95,6 +81,7 @@ class FairScheduler(AsyncScheduler):
         self.policy = SchedulingPolicy.PRIORITY
         self._clock: Clock = WallClock()
         self._ledger = self._make_ledger()
+        self._media = MediaBooks(self._ledger, self, get_engine_spec(self._settings.engine).encoder)
         self._blocks = retention_queue(
             self.kv_cache_manager.block_pool, self._plan, self._ledger.allocation
         )
@@ -104,6 +91,7 @@ class FairScheduler(AsyncScheduler):
         self._carrier = PlanCarrier(
             ledger=self._ledger,
             blocks=self._blocks,
+            media=self._media,
             manager=self.kv_cache_manager,
             requests=self.requests,
             waiting=self.waiting,
@@ -113,8 +101,7 @@ class FairScheduler(AsyncScheduler):
             joins=self._joins,
             free=self._free_request_blocks,
         )
-        self._flying: deque[_Flying] = deque()
-        self._last_output_s = float("-inf")
+        self._flying = FlyingSteps(self._ledger)
         self._shed: list[Request] = []
         self._store = AllocationStore(
             self._plan, capacity_max_num_seqs=self.max_num_active_reqs, clock=self._clock.now_s
@@ -253,6 +240,7 @@ class FairScheduler(AsyncScheduler):
             prompt_tokens=request.num_prompt_tokens,
             arrived_s=self._clock.arrived_s(request.arrival_time),
             found_blocks=len(found.blocks[0]),
+            media=self._media.enter(request),
             is_slice=SLICE_ARG in labels,
         )
 
@@ -297,6 +285,7 @@ class FairScheduler(AsyncScheduler):
             request, ledger.facts(row), ledger.tenant(row), outcome, self._clock.now_s()
         )
         ledger.end(request.request_id, outcome, request.num_output_tokens)
+        self._media.leave(request.request_id)
 
     # A step.
 
@@ -305,7 +294,7 @@ class FairScheduler(AsyncScheduler):
         self._idle.wake()
         now_s = self._clock.now_s()
         ledger = self._ledger
-        self._book_unbooked()
+        self._flying.book_unbooked()
         self._blocks.now_s = now_s
         changed = self._store.take(now_s)
         if changed is not None:
@@ -323,7 +312,8 @@ class FairScheduler(AsyncScheduler):
             self._carrier.settle(output)
         model_ms, facts = ledger.step_facts() if output.total_num_scheduled_tokens else _NOTHING
         draft_ms = self._drafts.extra_ms(output, facts) if self._drafts else 0.0
-        self._flying.append(_Flying(model_ms, now_s, False, facts, draft_ms))
+        encoded = encoded_features(output.scheduled_encoder_inputs, self.requests)
+        self._flying.add(FlyingStep(model_ms, now_s, facts, draft_ms, encoded_counts(encoded)))
         return output
 
     def _let_schedule(self, args: Any, kwargs: Any) -> SchedulerOutput:
@@ -353,6 +343,15 @@ class FairScheduler(AsyncScheduler):
         self._blocks.pool = request.trimtab_pool
         return self._carrier.chunk_of(request, num_computed_tokens, num_new_tokens)
 
+    def _try_schedule_encoder_inputs(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int, *args: Any, **kw: Any
+    ) -> Any:
+        # Called before the chunk is cut to the plan's: what lies behind it is not encoded yet.
+        chunk = self._carrier.chunk_of(request, num_computed_tokens, num_new_tokens)
+        return super()._try_schedule_encoder_inputs(
+            request, num_computed_tokens, chunk, *args, **kw
+        )
+
     def _make_way(self, request: Request) -> None:
         """Preempt a running request; its blocks are free at once."""
         self.running.remove(request)
@@ -364,23 +363,13 @@ class FairScheduler(AsyncScheduler):
 
     # Time and output.
 
-    def _book_unbooked(self) -> None:
-        """A step whose output is not back yet (asynchronous) is booked as believed."""
-        if self._flying and not self._flying[-1].booked:
-            step = self._flying.pop()
-            if step.model_ms:
-                self._ledger.book(self._ledger.scale, step.draft_ms)
-            self._flying.append(step._replace(booked=True))
-
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         """Book the step's time, then let vLLM take the output in."""
         self._idle.wake()
         now_s = self._clock.now_s()
-        step = self._flying.popleft()
-        start_s = max(step.start_s, self._last_output_s)
-        self._book(step, start_s, now_s)
+        step, start_s = self._flying.land(self._clock, now_s)
         if self._drafts is not None:
             self._drafts.take(
                 scheduler_output,
@@ -388,14 +377,14 @@ class FairScheduler(AsyncScheduler):
                 step.facts,
                 step.draft_ms * self._ledger.scale,
             )
-        self._last_output_s = now_s
         self._blocks.now_s = now_s
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._watch.output(self.requests, now_s)
         if step.model_ms:
             held = sum(self._blocks.held)
             running, waiting = len(self.running), len(self.waiting)
-            self._watch.step(now_s, (now_s - start_s) * 1e3, step.facts, running, waiting, held)
+            step_ms = (now_s - start_s) * 1e3
+            self._watch.step(now_s, step_ms, step.facts, running, waiting, held, step.encoded)
         if self._shed:
             shedding.answer(outputs, self._shed)
             self._shed = []
@@ -404,6 +393,15 @@ class FairScheduler(AsyncScheduler):
         if not self.requests:
             self._idle.rest()
         return outputs
+
+    def _free_encoder_inputs(self, request: Request) -> None:
+        awaited = request.num_output_placeholders
+        if not self.scheduler_config.async_scheduling:
+            # The asynchronous scheduler takes the token of this output for one under way, and so
+            # would keep an item at the prompt's very end for a step more.
+            request.num_output_placeholders = 0
+        super()._free_encoder_inputs(request)
+        request.num_output_placeholders = awaited
 
     def _end_interval(self, now_s: float) -> None:
         self._carrier.show_blocks()
@@ -429,19 +427,6 @@ class FairScheduler(AsyncScheduler):
             # Placeholders for drafts that the workers are about to make.
             for request_id in scheduler_output.num_scheduled_tokens:
                 self._drafts.cut(request_id)
-
-    def _book(self, step: _Flying, start_s: float, now_s: float) -> None:
-        """Book a step that ran between two times, or correct the belief it was booked with."""
-        ledger = self._ledger
-        if step.model_ms:
-            speed = self._clock.speed(step.model_ms + step.draft_ms, start_s, now_s)
-            speed = min(max(speed, _FASTEST * ledger.scale, _NO_TIME), _SLOWEST * ledger.scale)
-            if step.booked:
-                ledger.believe(speed)
-            else:
-                ledger.book(speed, step.draft_ms)
-        if not step.booked:
-            ledger.set_now(now_s)
 
     def _give_up(self, row: int) -> None:
         """Rule 15: the request is too late; its client is told so with the next output."""

@@ -1,9 +1,9 @@
 """Where the scheduler leans on vLLM, and for which versions and set-ups that holds.
 
-vLLM's scheduler interface is not public. What `scheduler`, `requests` and `block_queue` override,
-call or replace is listed here with its signature; a start on another vLLM is refused with one line
-instead of failing in the middle of a step. A contract test holds the list against the installed
-vLLM.
+vLLM's scheduler interface is not public. What `scheduler`, `requests`, `block_queue` and
+`media_books` override, call or replace is listed here with its signature; a start on another vLLM
+is refused with one line instead of failing in the middle of a step. A contract test holds the list
+against the installed vLLM.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
         "num_computed_tokens",
         "num_new_tokens",
     ),
+    "_try_schedule_encoder_inputs": (
+        "self",
+        "request",
+        "num_computed_tokens",
+        "num_new_tokens",
+        "encoder_compute_budget",
+        "shift_computed_tokens",
+    ),
+    "_free_encoder_inputs": ("self", "request"),
     "_handle_blocked_waiting_request": ("self", "request"),
     "_is_blocked_waiting_status": ("status",),
     "_update_after_schedule": ("self", "scheduler_output"),
@@ -62,6 +71,12 @@ POOL: Final[dict[str, tuple[str, ...]]] = {
     "get_num_free_blocks": ("self",),
 }
 """Likewise of its block pool."""
+ENCODER: Final[dict[str, tuple[str, ...]]] = {
+    "check_and_update_cache": ("self", "request", "input_id"),
+    "free": ("self", "request"),
+}
+"""Likewise of its encoder cache; `ENCODER_FIELDS` are read."""
+ENCODER_FIELDS: Final = ("cached", "num_free_slots", "num_freeable_slots")
 ADDED: Final = ("max_cache_hit_length",)
 """Parameters with defaults that 0.33 has and 0.32 has not; none is used."""
 
@@ -74,16 +89,18 @@ def _parameters(owner: Any, name: str) -> tuple[str, ...] | None:
     return tuple(parameter for parameter in parameters if parameter not in ADDED)
 
 
-def changed_seams(scheduler: Any, manager: Any, pool: Any) -> list[str]:
+def changed_seams(scheduler: Any, manager: Any, pool: Any, encoder: Any) -> list[str]:
     """Seams of these classes that are not as they should be, each with what was found.
 
     Args:
         scheduler: vLLM's `Scheduler` class.
         manager: Its `KVCacheManager` class.
         pool: Its `BlockPool` class.
+        encoder: Its `EncoderCacheManager` class.
     """
     faults = []
-    for owner, seams in ((scheduler, METHODS), (manager, MANAGER), (pool, POOL)):
+    owners = ((scheduler, METHODS), (manager, MANAGER), (pool, POOL), (encoder, ENCODER))
+    for owner, seams in owners:
         for name, expected in seams.items():
             found = _parameters(owner, name)
             if found != expected:
@@ -124,10 +141,11 @@ def check_installed(version: str) -> list[str]:
     """
     check_version(version)
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    return changed_seams(Scheduler, KVCacheManager, BlockPool)
+    return changed_seams(Scheduler, KVCacheManager, BlockPool, EncoderCacheManager)
 
 
 def check_engine(scheduler: Any) -> None:
@@ -141,7 +159,13 @@ def check_engine(scheduler: Any) -> None:
     """
     import vllm
 
+    encoder = scheduler.encoder_cache_manager
     faults = check_installed(vllm.__version__)
+    faults += [
+        f"{type(encoder).__name__} lacks {name}"
+        for name in ENCODER_FIELDS
+        if not hasattr(encoder, name)
+    ]
     if faults:
         raise SeamError("vLLM", key="seam", value=faults[0], bound="as in a released 0.32 or 0.33")
     config = scheduler.vllm_config
@@ -165,6 +189,11 @@ def check_engine(scheduler: Any) -> None:
             "--prefill-schedule-interval",
             getattr(scheduler.scheduler_config, "prefill_schedule_interval", 1),
             1,
+        ),
+        (
+            "--disable-chunked-mm-input",
+            scheduler.scheduler_config.disable_chunked_mm_input,
+            False,
         ),
         ("--enable-chunked-prefill", scheduler.scheduler_config.enable_chunked_prefill, True),
     ):

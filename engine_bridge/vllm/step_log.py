@@ -6,7 +6,7 @@ Parquet files that rotate and are bounded (`rotating_parquet`). No request, tena
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trimtab.engine_bridge.media import MEDIA_KINDS
 from trimtab.engine_bridge.vllm.rotating_parquet import (
     Limits,
     RotatingParquet,
@@ -23,6 +24,9 @@ from trimtab.engine_bridge.vllm.rotating_parquet import (
 
 METADATA_KEY: Final = b"trimtab.steps"
 """Key of a file's metadata: schema, engine, plan_digest, origin_unix_s, dropped_rows, as JSON."""
+ENCODED: Final = tuple(f"{kind}_{what}" for kind in MEDIA_KINDS for what in ("items", "tokens"))
+"""Columns of what a step encoded: items and their tokens, by kind."""
+NOTHING_ENCODED: Final = (0,) * len(ENCODED)
 COLUMNS: Final = {
     "time_s": np.float64,
     "step_ms": np.float64,
@@ -36,6 +40,7 @@ COLUMNS: Final = {
     "kv_used_blocks": np.int32,
     "preempted": np.int32,
     "finished": np.int32,
+    **dict.fromkeys(ENCODED, np.int32),
 }
 """The columns in order, with their types."""
 
@@ -123,6 +128,7 @@ class StepLog:
         kv_used_blocks: int,
         preempted: int,
         finished: int,
+        encoded: Sequence[int] = NOTHING_ENCODED,
     ) -> None:
         """Append one step.
 
@@ -139,14 +145,17 @@ class StepLog:
             kv_used_blocks: KV blocks that running requests hold.
             preempted: Requests preempted in the step.
             finished: Requests that ended with the step.
+            encoded: Media that the step encoded, as `ENCODED` names them.
         """
         at = self._at
         if at == 0:
             self._ends_s = time_s + self._longest_s
-        (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11) = self._columns
+        (c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, *rest) = self._columns
         c0[at], c1[at], c2[at], c3[at] = time_s, step_ms, decodes, kv_tokens
         c4[at], c5[at], c6[at], c7[at] = chunks, chunk_tokens, pairs, running
         c8[at], c9[at], c10[at], c11[at] = waiting, kv_used_blocks, preempted, finished
+        for column, count in zip(rest, encoded, strict=True):
+            column[at] = count
         self._at = at + 1
         if self._at == self._rows or time_s >= self._ends_s:
             self.flush()

@@ -1,8 +1,8 @@
 """The log of an engine's requests, one row a request at its end, in Trimtab's own trace form.
 
 `trimtab trace info` and `trimtab whatif --trace` read its folder. It holds no prompt, no answer, no
-key, and no hash of content that an outsider could check a guess against: prefix ids are keyed
-hashes whose secret never leaves the folder (docs/metrics.md).
+key, and no hash of content that an outsider could check a guess against: prefix ids and the
+contents of media are keyed hashes whose secret never leaves the folder (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -38,6 +38,8 @@ NO_TENANT: Final = "default"
 _SECRET_BYTES: Final = 32
 _ID_BYTES: Final = 8
 _ID_MASK: Final = 2**63 - 1
+_MEDIA: Final = b"media"
+"""Sets the hashes of media apart from those of blocks."""
 _HASHES_A_PAUSE: Final = 256
 _PAUSE_S: Final = 0.0005
 _SCHEMA: Final = pa.schema(
@@ -51,6 +53,7 @@ _SCHEMA: Final = pa.schema(
         ("prefix_block_tokens", pa.int32()),
         ("cancel_after_s", pa.float64()),
         ("stop_reason", pa.string()),
+        ("media", pa.list_(pa.string())),
         ("cached_tokens", pa.int32()),
         ("frontend_s", pa.float64()),
         ("ttft_s", pa.float64()),
@@ -60,8 +63,22 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _PREFIX_AT: Final = _SCHEMA.names.index("prefix_ids")
+_MEDIA_AT: Final = _SCHEMA.names.index("media")
 
 Row = tuple[Any, ...]
+
+
+class Item(NamedTuple):
+    """An image, a clip of audio or a video of a request."""
+
+    kind: str
+    """One of `MEDIA_KINDS`."""
+    start_tokens: int
+    """Prompt tokens before its first one."""
+    tokens: int
+    """Prompt tokens that it takes."""
+    identifier: str
+    """The engine's hash of what it shows; kept in memory only."""
 
 
 class _Requests:
@@ -71,9 +88,10 @@ class _Requests:
         self,
         rows: list[Row],
         ids: Callable[[bytes, int], list[int]],
+        items: Callable[[Sequence[Item]], list[str]],
         metadata: Callable[[], dict[bytes, bytes]],
     ) -> None:
-        self._rows, self._ids, self._metadata = rows, ids, metadata
+        self._rows, self._ids, self._items, self._metadata = rows, ids, items, metadata
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -81,6 +99,7 @@ class _Requests:
     def table(self) -> pa.Table:
         columns: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)]
         columns[_PREFIX_AT] = [self._ids(*packed) for packed in columns[_PREFIX_AT]]
+        columns[_MEDIA_AT] = [self._items(items) for items in columns[_MEDIA_AT]]
         arrays = [
             pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)
         ]
@@ -169,6 +188,7 @@ class TrafficLog:
         outcome: str = "finished",
         preemptions: int = 0,
         stop_reason: str = "",
+        media: Sequence[Item] = (),
     ) -> None:
         """Append one request that has ended.
 
@@ -190,6 +210,7 @@ class TrafficLog:
             outcome: One of `OUTCOMES`. A cancelled request gets `cancel_after_s = e2e_s`.
             preemptions: How often it lost its place.
             stop_reason: Why it ended, as the plan's retention classes name it.
+            media: Images and so on inside its prompt, in order.
         """
         prompt_tokens, output_tokens = max(1, prompt_tokens), max(1, output_tokens)
         packed, width = b"", 0
@@ -201,7 +222,7 @@ class TrafficLog:
         row = (
             max(0.0, arrival_s), tenant or NO_TENANT, tier, prompt_tokens, output_tokens,
             (packed, width), prefix_block_tokens if width else 0, cancel_s, stop_reason,
-            cached_tokens, frontend_s, ttft_s, e2e_s, outcome, preemptions,
+            media, cached_tokens, frontend_s, ttft_s, e2e_s, outcome, preemptions,
         )  # fmt: skip
         with self._lock:
             if not self._rows:
@@ -234,7 +255,7 @@ class TrafficLog:
     def _hand_over(self) -> None:
         rows, self._rows, self._bytes = self._rows, [], 0
         self._handed_over += len(rows)
-        self._out.put(_Requests(rows, self._ids, self._metadata))
+        self._out.put(_Requests(rows, self._ids, self._items, self._metadata))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write what is there and end the writer."""
@@ -256,6 +277,20 @@ class TrafficLog:
         if ids:
             self._pause(_PAUSE_S)
         return ids
+
+    def _items(self, items: Sequence[Item]) -> list[str]:
+        """The items as a trace names them; the keyed hash of an identifier stands for what it is.
+
+        A client can have an identifier hashed that it chose itself: no text of it comes through.
+        """
+        texts = []
+        for kind, start, tokens, identifier in items:
+            digest = hashlib.blake2b(
+                identifier.encode(), digest_size=_ID_BYTES, key=self._secret, person=_MEDIA
+            ).digest()
+            content = int.from_bytes(digest, "big") & _ID_MASK
+            texts.append(f"{kind}:{tokens}@{start}#{content}")
+        return texts
 
     def _metadata(self) -> dict[bytes, bytes]:
         facts = self._facts | {"dropped_rows": self._out.dropped_rows}

@@ -70,7 +70,7 @@ class RecordedVllm(VirtualVllm):
             spec,
             **plugged,
             policy="priority" if fair else rules,
-            additional_config={"trimtab": {"engine": _engine_of(spec), "plan": _plan_file(plan)}},
+            additional_config={"trimtab": {"engine": engine_of(spec), "plan": _plan_file(plan)}},
             **speculation,
         )
         count = len(trace)
@@ -192,15 +192,20 @@ def _folder() -> Path:
     return Path(mkdtemp(prefix="trimtab-virtual-plans-"))
 
 
-def _engine_of(spec: EngineSpec) -> str:
-    """The engine's name; one with a draft model as a file that says so."""
-    if spec.draft is None:
+def engine_of(spec: EngineSpec) -> str:
+    """The engine's name; one with drafts or an encoder of its own as a file that says so."""
+    if spec.draft is None and spec.encoder is None:
         return spec.name
-    facts = asdict(spec.draft) | {"acceptance": dict(spec.draft.acceptance)}
-    draft = DraftFile(**facts)
-    name = hashlib.sha256(draft.model_dump_json().encode()).hexdigest()[:16]
+    facts: dict[str, Any] = {}
+    if spec.draft is not None:
+        acceptance = {"acceptance": dict(spec.draft.acceptance)}
+        facts["draft"] = DraftFile(**asdict(spec.draft) | acceptance)
+    if spec.encoder is not None:
+        facts["encoder"] = spec.encoder.as_file()
+    file = find_engine_file(spec.name).model_copy(update=facts)
+    name = hashlib.sha256(file.model_dump_json().encode()).hexdigest()[:16]
     path = _folder() / f"{name}.yaml"
-    write_engine_file(find_engine_file(spec.name).model_copy(update={"draft": draft}), path)
+    write_engine_file(file, path)
     return str(path)
 
 

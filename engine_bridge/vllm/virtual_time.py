@@ -42,7 +42,9 @@ from trimtab.engine_bridge.step_time import (
     prefill_attention_ms,
 )
 from trimtab.engine_bridge.trace import NO_SESSION, NO_SLICE, Trace
+from trimtab.engine_bridge.vllm.media import encoded_features, features_ms
 from trimtab.engine_bridge.vllm.virtual_config import kv_cache_config, vllm_config
+from trimtab.engine_bridge.vllm.virtual_media import features_of, give_encoder
 
 _ARRIVAL, _CANCEL = 0, 2
 """Kinds of timers; numbered as the replay's events."""
@@ -127,7 +129,7 @@ class VirtualVllm:
         self._trace, self._spec, self._coef, self._speed = trace, spec, spec.coef, speed
         self._tier = [plan.tier_index(trace.tier_names[t]) for t in trace.tier]
         self.now_s = 0.0
-        self.steps = 0
+        self.steps = self.encoded_items = 0
         self._timers: list[tuple[float, int, int]] = []
         self._later, self._successor = _sessions(trace)
         self._alike = first_alike(trace).tolist()
@@ -162,6 +164,7 @@ class VirtualVllm:
             block_size=spec.block_size,
             log_stats=False,
         )
+        give_encoder(self.scheduler, spec.encoder, trace)
         if prepare is not None:
             prepare(self.scheduler, lambda: self.now_s)
 
@@ -259,6 +262,7 @@ class VirtualVllm:
                     max_tokens=output, ignore_eos=True, extra_args=labels
                 ),
                 pooling_params=None,
+                mm_features=features_of(trace, row),
                 arrival_time=at_s,
                 priority=self._tier[row],
                 block_hasher=self._hasher,
@@ -301,7 +305,10 @@ class VirtualVllm:
         if not output.num_scheduled_tokens:
             self.scheduler.update_from_output(output, EMPTY_MODEL_RUNNER_OUTPUT)
             return None
-        self.now_s += self._model_ms(output.num_scheduled_tokens) * 1e-3
+        step_ms = self._model_ms(output.num_scheduled_tokens)
+        if output.scheduled_encoder_inputs:
+            step_ms += self._encode_ms(output.scheduled_encoder_inputs)
+        self.now_s += step_ms * 1e-3
         rows = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
         names = list(output.num_scheduled_tokens)
         drafts = output.scheduled_spec_decode_tokens
@@ -390,6 +397,12 @@ class VirtualVllm:
         draft = self._draft
         made = drafting_ms(draft.us_per_token, draft.pass_ms, float(drafts), float(longest))
         return linear + attention + reading + made * self._speed
+
+    def _encode_ms(self, scheduled: Mapping[str, list[int]]) -> float:
+        """What the media that the step encodes add to its time."""
+        features = encoded_features(scheduled, self.scheduler.requests)
+        self.encoded_items += len(features)
+        return features_ms(self._spec.encoder, features) * self._speed
 
     def _ended(self, row: int) -> None:
         self.left -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,9 +19,10 @@ from trimtab.engine_bridge.plan import Plan
 from trimtab.engine_bridge.replay.layout import CANCELLED, FINISHED, SHED
 from trimtab.engine_bridge.telemetry import Telemetry
 from trimtab.engine_bridge.vllm.ledger import Ledger
+from trimtab.engine_bridge.vllm.media import logged_items
 from trimtab.engine_bridge.vllm.metrics import TierMetrics
 from trimtab.engine_bridge.vllm.settings import PluginSettings
-from trimtab.engine_bridge.vllm.step_log import StepLog
+from trimtab.engine_bridge.vllm.step_log import NOTHING_ENCODED, StepLog
 from trimtab.engine_bridge.vllm.traffic_log import TrafficLog
 
 METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -128,20 +129,23 @@ class Watch:
         running: int,
         waiting: int,
         held_blocks: int,
+        encoded: Sequence[int] = NOTHING_ENCODED,
     ) -> None:
         """A step has ended.
 
         Args:
             now_s: When.
             step_ms: Its length, milliseconds.
-            facts: Decodes, tokens they read, chunks, tokens of these, query-key pairs.
+            facts: Decodes, tokens they read, chunks, tokens of these, query-key pairs (and more).
             running: Requests in the batch.
             waiting: Requests in the queue.
             held_blocks: KV blocks that running requests hold.
+            encoded: Media that it encoded, as `step_log.ENCODED` names them.
         """
-        decodes, read, chunks, tokens, pairs = facts
+        decodes, read, chunks, tokens, pairs = facts[:5]
         if self._metrics is not None:
             self._metrics.observe_step(step_ms * 1e-3, int(decodes + chunks))
+            self._metrics.observe_encoded(encoded)
         if self._steps is not None:
             self._steps.add(
                 now_s - self._origin_s,
@@ -156,6 +160,7 @@ class Watch:
                 held_blocks,
                 self._preempted,
                 self._finished,
+                encoded,
             )
         self._preempted = self._finished = 0
 
@@ -206,6 +211,7 @@ class Watch:
                 outcome=outcome_name,
                 preemptions=int(facts.preemptions),
                 stop_reason="",
+                media=logged_items(request.mm_features),
             )
 
     def due(self, now_s: float) -> bool:

@@ -80,3 +80,20 @@ def test_cost_and_limits_of_an_encoder() -> None:
         spec.item_ms(kind, n) for kind, n in zip(KINDS, [60, 40, 75], strict=True)
     ]
     assert spec.limits(2048, 800) == (2048, 800)
+
+
+def test_the_times_of_items_add_up_exactly_in_any_order() -> None:
+    rng = np.random.default_rng(3)
+    encoder = EncoderSpec(kinds=((1.7, 13.3, 0.7), (0.1, 7.7, 0.0), (0.0, 0.3, 1.9)))
+    items = [(int(rng.integers(0, 3)), int(rng.integers(1, 5000))) for _ in range(200)]
+    times = [encoder.item_ms(*item) for item in items]
+    assert sum(times) == sum(reversed(times)) == sum(sorted(times))
+    # A nanosecond is nothing to an encoder.
+    assert encoder.item_ms(0, 1000) == pytest.approx(1.7 + 13.3 + 0.7, abs=1e-6)
+
+
+def test_an_encoder_goes_through_its_file() -> None:
+    encoder = EncoderSpec(
+        budget_tokens=700, cache_tokens=900, kinds=((1.0, 2.0, 0.5), (0.0, 3.0, 0.0), (0.0,) * 3)
+    )
+    assert EncoderSpec.of(encoder.as_file()) == encoder

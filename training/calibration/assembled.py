@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from trimtab.engine_bridge.encoder_spec import EncoderFile
 from trimtab.engine_bridge.engine_file import EngineFile, EngineLimits
 from trimtab.engine_bridge.engine_spec import find_engine_file
 from trimtab.engine_bridge.errors import FlagError, TableError
@@ -19,6 +20,7 @@ from trimtab.engine_bridge.step_time import COEFFICIENTS, CoefArray
 from trimtab.training.calibration.capacity_guess import estimated_memory, logged_blocks
 from trimtab.training.calibration.cards import Card, find_card, scaled_engine
 from trimtab.training.calibration.draws import Limits, draw_steps
+from trimtab.training.calibration.encoder_fit import fit_encoder
 from trimtab.training.calibration.fit import error_report, fit_coefficients
 from trimtab.training.calibration.isolated import Isolated, fit_isolated
 from trimtab.training.calibration.kernel_bench import KernelBench, is_kernel_bench
@@ -83,6 +85,13 @@ def assembled_engine(sources: Sources, *, name: str) -> EngineFile:
         raise TableError(str(sources.log), value="no KV blocks", bound="a start-up log of vLLM")
     paths = _log_files(sources.steps)
     logs = joined([read_step_log(path) for path in paths]) if paths else None
+    if logs and not len(logs.table):
+        raise TableError(
+            str(sources.steps[0]),
+            value=f"{len(logs.encoding)} steps, all with media",
+            bound="steps without media",
+            remedy="log steps of text too: they tell the language model's times",
+        )
     if logs and not blocks:
         blocks = logs.num_gpu_blocks
     draft = EngineFile(
@@ -106,6 +115,7 @@ def assembled_engine(sources: Sources, *, name: str) -> EngineFile:
             remedy="raise --tp or give --kv-blocks",
         )
     coef = _start(sources, shape, card)
+    encoder: EncoderFile | None = None
     told: list[str] = []
     errors: dict[str, Any] = {}
     if sources.kernels:
@@ -115,6 +125,9 @@ def assembled_engine(sources: Sources, *, name: str) -> EngineFile:
         coef = fit_step_log(logs.table, coef)
         errors["steps"] = error_report(coef, logs.table)
         told.append(f"{len(logs.table)} steps of {', '.join(path.name for path in sources.steps)}")
+        encoder = fit_encoder(logs.encoding, logs.encoded, coef)
+        if encoder is not None:
+            told.append(f"{len(logs.encoding)} steps that encoded media")
     if sources.requests:
         requests = _isolated(sources.requests)
         coef, host_s = fit_isolated(
@@ -129,6 +142,7 @@ def assembled_engine(sources: Sources, *, name: str) -> EngineFile:
     return draft.model_copy(
         update={
             "coefficients": values,
+            "encoder": encoder,
             "fidelity": {"sources": told, "relative_error": _rounded(errors)},
         }
     )

@@ -15,10 +15,15 @@ import numpy as np
 import pandas as pd
 
 from trimtab.engine_bridge.errors import TableError
+from trimtab.engine_bridge.media import MEDIA_KINDS
 from trimtab.training.calibration.table import FloatArray, StepTable
 
 OWN_COLUMNS: Final = ("step_ms", "decodes", "kv_tokens", "chunks", "chunk_tokens", "pairs")
 """Columns that a fit needs of Trimtab's own step log; it has more."""
+ENCODED_COLUMNS: Final = tuple(
+    f"{kind}_{what}" for kind in MEDIA_KINDS for what in ("items", "tokens")
+)
+"""Columns of what a step encoded; older logs lack them and encoded nothing."""
 SAMPLED_COLUMNS: Final = (
     "step.id",
     "step.ts_start_ns",
@@ -40,6 +45,11 @@ class StepLog:
     """Steps of one engine, and the KV blocks that the log names (0: it names none)."""
 
     table: StepTable
+    """Steps that encoded nothing: their times are the language model's."""
+    encoding: StepTable
+    """Steps that encoded media besides: m of them."""
+    encoded: FloatArray
+    """What those encoded, as `ENCODED_COLUMNS` names it, shape (m, 2 x kinds)."""
     num_gpu_blocks: int = 0
 
 
@@ -55,7 +65,8 @@ def read_step_log(path: Path) -> StepLog:
     except (OSError, ValueError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:100]
         raise TableError(str(path), value=reason, bound="a step log, CSV or Parquet") from None
-    wanted = OWN_COLUMNS if "step_ms" in table.columns else SAMPLED_COLUMNS
+    own = "step_ms" in table.columns
+    wanted: tuple[str, ...] = OWN_COLUMNS if own else SAMPLED_COLUMNS
     missing = [name for name in wanted if name not in table.columns]
     if missing:
         raise TableError(
@@ -65,6 +76,8 @@ def read_step_log(path: Path) -> StepLog:
             bound="in the log",
             remedy=f"needed are {', '.join(OWN_COLUMNS)} or {', '.join(SAMPLED_COLUMNS)}",
         )
+    if own:
+        wanted = (*OWN_COLUMNS, *(name for name in ENCODED_COLUMNS if name in table.columns))
     numbers = table[list(wanted)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
     bad = ~np.isfinite(numbers).all(axis=1) | (numbers < 0).any(axis=1)
     if bad.any():
@@ -75,32 +88,43 @@ def read_step_log(path: Path) -> StepLog:
             f"{path} row {row + 2}", key=column, value=str(value), bound="a number of at least 0"
         )
     columns = {name: numbers[:, place] for place, name in enumerate(wanted)}
-    log = _own(columns) if wanted is OWN_COLUMNS else _sampled(columns)
-    if not len(log.table):
+    log = _own(columns) if own else _sampled(columns)
+    if not len(log.table) and not len(log.encoding):
         raise TableError(str(path), value="no usable step", bound="steps that follow one another")
     return replace(log, table=replace(log.table, sources=(path.name,)))
 
 
 def joined(logs: Sequence[StepLog]) -> StepLog:
     """The steps of several logs as one."""
-    tables = [log.table for log in logs]
+    return StepLog(
+        table=_together([log.table for log in logs]),
+        encoding=_together([log.encoding for log in logs]),
+        encoded=np.concatenate([log.encoded for log in logs]),
+        num_gpu_blocks=min((log.num_gpu_blocks for log in logs if log.num_gpu_blocks), default=0),
+    )
+
+
+def _together(tables: Sequence[StepTable]) -> StepTable:
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(table, name) for table in tables])
         for name, value in vars(tables[0]).items()
         if isinstance(value, np.ndarray)
     }
     sources = tuple(source for table in tables for source in table.sources)
-    blocks = min((log.num_gpu_blocks for log in logs if log.num_gpu_blocks), default=0)
-    return StepLog(table=replace(tables[0], sources=sources, **arrays), num_gpu_blocks=blocks)
+    return replace(tables[0], sources=sources, **arrays)
 
 
 def _own(columns: dict[str, FloatArray]) -> StepLog:
     keep = (columns["step_ms"] > 0) & (columns["step_ms"] < _LONGEST_MS)
     keep &= columns["decodes"] + columns["chunk_tokens"] > 0
-    step_ms, decodes, kv_tokens, chunks, chunk_tokens, pairs = (
-        columns[name][keep] for name in OWN_COLUMNS
+    nothing = np.zeros(len(keep))
+    encoded = np.stack([columns.get(name, nothing) for name in ENCODED_COLUMNS], axis=1)
+    encodes = encoded.any(axis=1)
+    plain, encoding = (
+        _table(*(columns[name][keep & chosen] for name in OWN_COLUMNS))
+        for chosen in (~encodes, encodes)
     )
-    return StepLog(table=_table(step_ms, decodes, kv_tokens, chunks, chunk_tokens, pairs))
+    return StepLog(table=plain, encoding=encoding, encoded=encoded[keep & encodes])
 
 
 def _sampled(columns: dict[str, FloatArray]) -> StepLog:
@@ -139,7 +163,12 @@ def _sampled(columns: dict[str, FloatArray]) -> StepLog:
         chunk_tokens[keep],
         pairs[keep],
     )
-    return StepLog(table=table, num_gpu_blocks=int(total.max()) if len(total) else 0)
+    return StepLog(
+        table=table,
+        encoding=table.take(np.zeros(0, np.int64)),
+        encoded=np.zeros((0, len(ENCODED_COLUMNS))),
+        num_gpu_blocks=int(total.max()) if len(total) else 0,
+    )
 
 
 def _table(

@@ -11,15 +11,18 @@ import json
 import os
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -60,7 +63,9 @@ class Driven:
         asynchronous: bool,
         settings: Mapping[str, Any] | None = None,
         step_s: float = 0.01,
+        encoder: tuple[int, int] | None = None,
     ) -> None:
+        """Before the first request; `encoder` is the budget and the cache of media, in tokens."""
         order = "async" if asynchronous else "sync"
         config = virtual_config.vllm_config(
             spec.block_size,
@@ -91,6 +96,10 @@ class Driven:
             log_stats=False,
         )
         self.scheduler.use_clock(virtual_time.VirtualClock(lambda: self.now_s))
+        self.cache_tokens = 0
+        if encoder is not None:
+            self.scheduler.max_num_encoder_input_tokens, self.cache_tokens = encoder
+            self.scheduler.encoder_cache_manager = EncoderCacheManager(self.cache_tokens)
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.free_at_start = self.pool.get_num_free_blocks()
         self.asked: dict[str, Asked] = {}
@@ -98,14 +107,22 @@ class Driven:
         self.ended: Counter[str] = Counter()
         self.aborted: set[str] = set()
         self.shed: set[str] = set()
-        self.steps = self.preemptions = 0
+        self.steps = self.preemptions = self.encoded = 0
         self.in_flight: Callable[[], None] = lambda: None
         """Called when a step is on the device and its output is about to be taken in."""
         self._step_s = step_s
         self._depth = 2 if asynchronous else 1
         self._flying: deque[_Flying] = deque()
 
-    def ask(self, name: str, prompt: list[int], output_tokens: int, tier: str, tenant: str) -> None:
+    def ask(
+        self,
+        name: str,
+        prompt: list[int],
+        output_tokens: int,
+        tier: str,
+        tenant: str,
+        media: Sequence[MultiModalFeatureSpec] = (),
+    ) -> None:
         """A request arrives."""
         request = Request(
             request_id=name,
@@ -116,6 +133,7 @@ class Driven:
                 extra_args={"trimtab_tier": tier, "trimtab_tenant": tenant},
             ),
             pooling_params=None,
+            mm_features=list(media),
             arrival_time=self.now_s,
             block_hasher=self._hasher,
         )
@@ -173,7 +191,20 @@ class Driven:
             whole = self.asked[name].request.num_prompt_tokens + given
             ends = computed + count >= whole
             tokens[name] = [token_of(name, given)] if ends else []
+            self._check_encoded(name, computed, count, scheduled.scheduled_encoder_inputs)
         return tokens
+
+    def _check_encoded(
+        self, name: str, computed: int, count: int, encoding: Mapping[str, list[int]]
+    ) -> None:
+        """The media of a chunk are encoded by now, and none that lies behind it is in this step."""
+        self.encoded += len(encoding.get(name, ()))
+        for at, feature in enumerate(self.asked[name].request.mm_features):
+            first = feature.mm_position.offset
+            if first < computed + count and first + feature.mm_position.length > computed:
+                assert feature.identifier in self.scheduler.encoder_cache_manager.cached
+            elif at in encoding.get(name, ()):
+                pytest.fail(f"{name} has an item encoded that its chunk does not show")
 
     def _take_in(self, step: _Flying) -> None:
         self.now_s = max(self.now_s, step.end_s)
@@ -235,6 +266,9 @@ class Driven:
         assert len(free) == len({block.block_id for block in free}) == self.free_at_start
         assert not self.scheduler._blocks._foreign
         assert not self.scheduler.ledger._row_of
+        assert self.scheduler.encoder_cache_manager.num_freeable_slots == self.cache_tokens
+        assert not self.scheduler._media._items
+        assert not self.scheduler._media._number
         assert set(self.ended) == set(self.asked)
         assert set(self.ended.values()) <= {1}
         for name, asked in self.asked.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 pytest.importorskip("vllm", reason="the executor derives from vLLM's")
 
 import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from trimtab.engine_bridge.engine_spec import get_engine_spec
+from trimtab.engine_bridge.encoder_spec import EncoderFile, EncoderKindFile
+from trimtab.engine_bridge.engine_file import write_engine_file
+from trimtab.engine_bridge.engine_spec import find_engine_file, get_engine_spec
 from trimtab.engine_bridge.vllm import EMULATE, emulated_platform, executor
 from trimtab.engine_bridge.vllm.emulated_device import DeviceStream, StepWork
 
@@ -43,9 +47,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def emulated(*, drafts: int = 0, block_size: int = 16, time_scale: float = 1.0) -> Any:
+def emulated(
+    *, drafts: int = 0, block_size: int = 16, time_scale: float = 1.0, engine: str = ENGINE
+) -> Any:
     speculative = SimpleNamespace(num_speculative_tokens=drafts) if drafts else None
-    section = {"engine": ENGINE, "emulate": True, "time_scale": time_scale}
+    section = {"engine": engine, "emulate": True, "time_scale": time_scale}
     config = SimpleNamespace(
         additional_config={"trimtab": section},
         model_config=SimpleNamespace(dtype=torch.bfloat16),
@@ -62,7 +68,8 @@ def emulated(*, drafts: int = 0, block_size: int = 16, time_scale: float = 1.0) 
 
 def new(req_id: str, *, prompt: list[int] = PROMPT, computed: int = 0, **more: Any) -> Any:
     params = SamplingParams(logprobs=more.pop("logprobs", None))
-    return NewRequestData(req_id, prompt, [], params, None, ([1],), computed, None, **more)
+    media = more.pop("media", [])
+    return NewRequestData(req_id, prompt, media, params, None, ([1],), computed, None, **more)
 
 
 def step(
@@ -73,6 +80,7 @@ def step(
     resumed: set[str] | None = None,
     drafts: dict[str, list[int]] | None = None,
     finished: set[str] | None = None,
+    encoded: dict[str, list[int]] | None = None,
 ) -> SchedulerOutput:
     """A step; `cached` is computed tokens and output tokens by request."""
     cached = cached or {}
@@ -91,7 +99,7 @@ def step(
         "num_scheduled_tokens": scheduled,
         "total_num_scheduled_tokens": sum(scheduled.values()),
         "scheduled_spec_decode_tokens": drafts or {},
-        "scheduled_encoder_inputs": {},
+        "scheduled_encoder_inputs": encoded or {},
         "finished_req_ids": finished or set(),
         "free_encoder_mm_hashes": [],
     }
@@ -192,6 +200,26 @@ def test_a_step_takes_as_long_as_the_model_says(clock: Clock) -> None:
     expected_s = 2e-3 * work.duration_ms(get_engine_spec(ENGINE).coef)
     run(engine, step({"a": 100}, new_reqs=[new("a")]))
     assert clock.now_s == pytest.approx(expected_s, abs=2e-6)
+
+
+def test_a_step_that_encodes_takes_as_much_longer(clock: Clock, tmp_path: Path) -> None:
+    encoder = EncoderFile(
+        image=EncoderKindFile(item_ms=2.0, us_per_token=50.0), audio=EncoderKindFile(item_ms=7.0)
+    )
+    path = tmp_path / "engine.yaml"
+    write_engine_file(find_engine_file(ENGINE).model_copy(update={"encoder": encoder}), path)
+    media = [
+        MultiModalFeatureSpec(None, modality, modality, PlaceholderRange(offset=at, length=20))
+        for modality, at in (("image", 10), ("audio", 40), ("pointcloud", 70))
+    ]
+    took_s = []
+    for engine in (ENGINE, str(path)):
+        device, start_s = emulated(engine=engine), clock.now_s
+        run(device, step({"a": 60}, new_reqs=[new("a", media=media)], encoded={"a": [0, 1]}))
+        run(device, step({"a": 40}, cached={"a": (60, 0)}, encoded={"a": [2]}))
+        took_s.append(clock.now_s - start_s)
+    # A modality that is none of ours costs what an image does.
+    assert took_s[1] - took_s[0] == pytest.approx(3e-3 + 7e-3 + 3e-3, abs=4e-6)
 
 
 def test_steps_may_take_no_time(clock: Clock) -> None:

@@ -194,6 +194,16 @@ def test_steps_are_histograms(metrics: TierMetrics, registry: object) -> None:
     assert page("step_batch_requests_bucket", le="48.0") == 1
 
 
+def test_what_is_encoded_is_counted_by_kind(metrics: TierMetrics, registry: object) -> None:
+    for counts in ((2, 900, 0, 0, 0, 0), (1, 100, 1, 750, 0, 0)):
+        metrics.observe_encoded(counts)
+    page = scrape(registry)
+    assert page("encoded_items_total", kind="image") == 3
+    assert page("encoded_tokens_total", kind="image") == 1000
+    assert page("encoded_tokens_total", kind="audio") == 750
+    assert page("encoded_items_total", kind="video") == 0
+
+
 def test_tenants_are_named_only_if_the_plan_asks(metrics: TierMetrics, registry: object) -> None:
     metrics.observe_tenants({(0, "acme"): 10.0})
     assert "acme" not in prometheus_client.generate_latest(registry).decode()

@@ -11,8 +11,9 @@ from tests.engine_bridge.replay.workloads import TIERS, small_engine
 from trimtab.engine_bridge.vllm.control_errors import ProposalError
 
 from tests.engine_bridge.vllm.driven import Driven  # isort: skip
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
-SEEDS, REQUESTS = 20, 250
+SEEDS, REQUESTS, MEDIA_SEEDS = 20, 250, 5
 CHANGE_S = 0.05
 ORDERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 
@@ -20,7 +21,7 @@ ORDERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "as
 class Storm:
     """Random clients and a random controller around one engine."""
 
-    def __init__(self, seed: int, asynchronous: bool) -> None:
+    def __init__(self, seed: int, asynchronous: bool, *, media: bool = False) -> None:
         self.rng = np.random.default_rng(seed)
         spec = small_engine(
             blocks=int(self.rng.integers(80, 300)),
@@ -29,7 +30,14 @@ class Storm:
             caching=bool(self.rng.random() < 0.7),
         )
         self.limit = (spec.num_gpu_blocks - 1) * spec.block_size
-        self.engine = Driven(spec, asynchronous=asynchronous)
+        self.pictures = np.random.default_rng([seed, 1]) if media else None
+        self.sizes: list[int] = []
+        encoder = None
+        if self.pictures is not None:
+            self.sizes = self.pictures.integers(1, 90, 30).tolist()
+            # Some a step's whole budget, and little room for others beside them.
+            encoder = (max(self.sizes), int(max(self.sizes) * self.pictures.uniform(1.0, 3.0)))
+        self.engine = Driven(spec, asynchronous=asynchronous, encoder=encoder)
         self.engine.in_flight = self._in_flight
         self.shared = [self._words(int(self.rng.integers(20, 400))) for _ in range(6)]
         self.changes = self.refusals = self.next = 0
@@ -62,8 +70,21 @@ class Storm:
         output = int(min(rng.integers(1, 120), self.limit - len(prompt)))
         name = f"{self.next:05d}"
         tier, tenant = TIERS[rng.integers(4)], f"tenant-{rng.integers(5)}"
-        self.engine.ask(name, prompt, output, tier, tenant)
+        self.engine.ask(name, prompt, output, tier, tenant, self._media(len(prompt)))
         self.next += 1
+
+    def _media(self, prompt_tokens: int) -> list[MultiModalFeatureSpec]:
+        """Items one behind the other, of contents that others show as well."""
+        if self.pictures is None:
+            return []
+        rng, items, at = self.pictures, [], 0
+        while (at := at + int(rng.integers(0, 120))) < prompt_tokens:
+            content = int(rng.integers(len(self.sizes)))
+            place = PlaceholderRange(offset=at, length=self.sizes[content])
+            at += self.sizes[content]
+            if at <= prompt_tokens:
+                items.append(MultiModalFeatureSpec(None, "image", str(content), place))
+        return items
 
     def _in_flight(self) -> None:
         if self.rng.random() < 0.05 and (names := self.engine.open_names):
@@ -110,3 +131,17 @@ def test_every_request_ends_once_with_its_own_tokens_and_every_block_comes_back(
         preemptions,
         aborted,
     )
+
+
+@ORDERS
+def test_media_are_there_when_they_are_computed_and_leave_nothing_behind(
+    asynchronous: bool,
+) -> None:
+    encoded = preemptions = aborted = 0
+    for seed in range(MEDIA_SEEDS):
+        storm = Storm(seed, asynchronous, media=True)
+        storm.run()
+        encoded += storm.engine.encoded
+        preemptions += storm.engine.preemptions
+        aborted += len(storm.engine.aborted)
+    assert min(encoded, preemptions, aborted) > 30, (encoded, preemptions, aborted)

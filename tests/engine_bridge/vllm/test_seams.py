@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="looks at vLLM's own classes")
 from trimtab.engine_bridge.vllm import virtual_time  # noqa: F401  isort: skip (no GPU)
 import vllm
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -36,9 +37,12 @@ def engine(**changed: Any) -> Any:
         "long_prefill_token_threshold": 0,
         "prefill_schedule_interval": 1,
         "enable_chunked_prefill": True,
+        "disable_chunked_mm_input": False,
+        "encoder_cache_manager": EncoderCacheManager(cache_size=10),
     } | changed
     return Fields(
         connector=fields["connector"],
+        encoder_cache_manager=fields["encoder_cache_manager"],
         is_encoder_decoder=fields["is_encoder_decoder"],
         vllm_config=Fields(
             parallel_config=Fields(
@@ -51,12 +55,13 @@ def engine(**changed: Any) -> Any:
             long_prefill_token_threshold=fields["long_prefill_token_threshold"],
             prefill_schedule_interval=fields["prefill_schedule_interval"],
             enable_chunked_prefill=fields["enable_chunked_prefill"],
+            disable_chunked_mm_input=fields["disable_chunked_mm_input"],
         ),
     )
 
 
 def test_the_installed_vllm_is_as_expected() -> None:
-    assert changed_seams(Scheduler, KVCacheManager, BlockPool) == []
+    assert changed_seams(Scheduler, KVCacheManager, BlockPool, EncoderCacheManager) == []
     check_engine(engine())
 
 
@@ -78,14 +83,14 @@ def test_what_is_overridden_is_listed() -> None:
 )
 def test_a_changed_method_is_named(name: str, method: Any) -> None:
     changed = type("Scheduler", (Scheduler,), {name: method})
-    faults = changed_seams(changed, KVCacheManager, BlockPool)
+    faults = changed_seams(changed, KVCacheManager, BlockPool, EncoderCacheManager)
     assert len(faults) == 1
     assert faults[0].startswith(f"Scheduler.{name}(")
 
 
 def test_a_method_that_has_gone_is_named() -> None:
     gone = type("BlockPool", (), {})
-    faults = changed_seams(Scheduler, KVCacheManager, gone)
+    faults = changed_seams(Scheduler, KVCacheManager, gone, EncoderCacheManager)
     assert any(fault.startswith("BlockPool.touchNone") or "touch" in fault for fault in faults)
 
 
@@ -95,6 +100,15 @@ def test_a_changed_signature_refuses_the_start(monkeypatch: pytest.MonkeyPatch) 
         check_engine(engine())
     assert "BlockPool.touch" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_encoder_cache_of_another_kind_is_refused() -> None:
+    class Foreign(EncoderCacheManager):
+        def __init__(self) -> None:
+            """None of the fields that are read."""
+
+    with pytest.raises(SeamError, match="Foreign lacks cached"):
+        check_engine(engine(encoder_cache_manager=Foreign()))
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.33.0", "0.33.2.post1"])
@@ -125,6 +139,7 @@ def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatc
         ("long_prefill_token_threshold", 256, "--long-prefill-token-threshold"),
         ("prefill_schedule_interval", 4, "--prefill-schedule-interval"),
         ("enable_chunked_prefill", False, "--enable-chunked-prefill"),
+        ("disable_chunked_mm_input", True, "--disable-chunked-mm-input"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_one_line(field: str, value: Any, key: str) -> None:

@@ -8,20 +8,22 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from trimtab.engine_bridge.vllm.rotating_parquet import Limits, LogFolderError, write_parquet
-from trimtab.engine_bridge.vllm.step_log import COLUMNS, METADATA_KEY, StepLog
+from trimtab.engine_bridge.vllm.step_log import COLUMNS, ENCODED, METADATA_KEY, StepLog
 
 WAIT_S = 10.0
 
 
-def add(log: StepLog, time_s: float, **fields: float) -> None:
-    row = {name: 0 for name in COLUMNS} | {"time_s": time_s, "step_ms": 10.0} | fields
-    log.add(**row)  # type: ignore[arg-type]
+def add(log: StepLog, time_s: float, **fields: Any) -> None:
+    row: dict[str, Any] = {name: 0 for name in COLUMNS if name not in ENCODED}
+    row |= {"time_s": time_s, "step_ms": 10.0} | fields
+    log.add(**row)
 
 
 def files(folder: Path) -> list[Path]:
@@ -30,14 +32,15 @@ def files(folder: Path) -> list[Path]:
 
 def test_steps_come_back_as_they_were(tmp_path: Path) -> None:
     log = StepLog(tmp_path, engine="h100:x", plan_digest="abc", origin_unix_s=1.7e9)
-    log.add(0.5, 12.25, 32, 64_000, 2, 512, 1.5e6, 33, 4, 4100, 1, 3)
+    row = (0.5, 12.25, 32, 64_000, 2, 512, 1.5e6, 33, 4, 4100, 1, 3)
+    encoded = (2, 1152, 1, 300, 0, 0)
+    log.add(*row, encoded)
     log.close()
     (file,) = files(tmp_path)
     table = pq.read_table(file)
     assert table.column_names == list(COLUMNS)
-    assert table.to_pylist() == [
-        dict(zip(COLUMNS, (0.5, 12.25, 32, 64_000, 2, 512, 1.5e6, 33, 4, 4100, 1, 3), strict=True))
-    ]
+    assert table.to_pylist() == [dict(zip(COLUMNS, (*row, *encoded), strict=True))]
+    assert ENCODED[:4] == ("image_items", "image_tokens", "audio_items", "audio_tokens")
     facts = json.loads(pq.read_schema(file).metadata[METADATA_KEY])
     assert facts == {
         "schema": 1,
@@ -53,9 +56,15 @@ def test_the_calibration_reads_it(tmp_path: Path) -> None:
     log = StepLog(tmp_path, engine="x", plan_digest="y")
     for n in range(50):
         add(log, n * 0.01, decodes=8, kv_tokens=8000 + n, step_ms=7.0)
+    add(log, 1.0, chunks=1, chunk_tokens=600, encoded=(0, 0, 2, 750, 0, 0))
     log.close()
     (file,) = files(tmp_path)
-    assert len(step_log.read_step_log(file).table) == 50
+    read = step_log.read_step_log(file)
+    assert step_log.ENCODED_COLUMNS == ENCODED
+    # A step that encodes says nothing of the language model.
+    assert len(read.table) == 50
+    assert len(read.encoding) == 1
+    assert read.encoded.tolist() == [[0, 0, 2, 750, 0, 0]]
 
 
 def test_a_full_buffer_becomes_a_file_and_close_writes_the_rest(tmp_path: Path) -> None:

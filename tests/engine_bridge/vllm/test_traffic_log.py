@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -16,11 +17,12 @@ import pytest
 
 from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.errors import TraceError
+from trimtab.engine_bridge.media import AUDIO, IMAGE
 from trimtab.engine_bridge.plan import load_plan
 from trimtab.engine_bridge.trace import Trace
 from trimtab.engine_bridge.vllm.rotating_parquet import LogFolderError
 from trimtab.engine_bridge.vllm.settings import PluginSettings
-from trimtab.engine_bridge.vllm.traffic_log import METADATA_KEY, SECRET_FILE, TrafficLog
+from trimtab.engine_bridge.vllm.traffic_log import METADATA_KEY, SECRET_FILE, Item, TrafficLog
 from trimtab.engine_bridge.vllm.watch import Watch
 from trimtab.training.traces import canonical, detect_format, read_trace, traffic_log
 
@@ -187,6 +189,51 @@ def test_ids_cannot_be_checked_against_a_guess_without_the_secret(tmp_path: Path
         assert (tmp_path / name / SECRET_FILE).read_bytes() not in data
     assert ids[0] != ids[1]
     assert ids[0] != int.from_bytes(chain[0][:8], "big") & (2**63 - 1)
+
+
+def test_media_are_named_by_a_keyed_hash_that_is_equal_where_they_are(tmp_path: Path) -> None:
+    seen = []
+    for name in ("one", "one", "two"):
+        log = new(tmp_path / name)
+        add(log, 0.0, media=[Item("image", 3, 40, "cat"), Item("audio", 50, 20, "purr")])
+        add(log, 1.0, media=[Item("image", 0, 40, "cat")])
+        add(log, 2.0)
+        log.close()
+        table = pq.read_table(files(tmp_path / name)[-1])
+        seen.append(table["media"].to_pylist())
+    cat = seen[0][1][0].removeprefix("image:40@0#")
+    assert seen[0][0][0] == f"image:40@3#{cat}"
+    assert re.fullmatch(r"audio:20@50#\d+", seen[0][0][1])
+    assert not seen[0][0][1].endswith(cat)
+    assert seen[0][2] == []
+    # After a restart in the folder the same, in another folder another.
+    assert seen[1] == seen[0]
+    assert seen[2][1] != seen[0][1]
+    assert b"cat" not in files(tmp_path / "one")[0].read_bytes()
+
+
+def test_media_come_back_as_a_trace_has_them(tmp_path: Path) -> None:
+    log = new(tmp_path)
+    add(log, 0.0, media=[Item("image", 3, 40, "cat"), Item("audio", 50, 20, "purr")])
+    add(log, 1.0)
+    add(log, 2.0, media=[Item("image", 0, 40, "cat")])
+    log.close()
+    media = read(tmp_path).media
+    assert media.offsets.tolist() == [0, 2, 2, 3]
+    assert media.kind.tolist() == [IMAGE, AUDIO, IMAGE]
+    assert media.start_tokens.tolist() == [3, 50, 0]
+    assert media.tokens.tolist() == [40, 20, 40]
+    assert media.content[0] == media.content[2] != media.content[1]
+    assert set(media.content.tolist()) == {0, 1}
+
+
+def test_a_chosen_identifier_is_not_told_apart_from_a_block(tmp_path: Path) -> None:
+    """Who names an image after a block's hash must not read that block's id."""
+    log = new(tmp_path)
+    add(log, 0.0, block_hashes=[b"key"], prefix_block_tokens=16, media=[Item("image", 0, 9, "key")])
+    log.close()
+    (row,) = pq.read_table(files(tmp_path)[0]).to_pylist()
+    assert row["media"] != [f"image:9@0#{row['prefix_ids'][0]}"]
 
 
 def test_the_secret_is_for_this_user_alone(tmp_path: Path) -> None:

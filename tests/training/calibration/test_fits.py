@@ -5,22 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.training.calibration import layouts
 from trimtab.controller.cli.app import main
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.errors import TableError
-from trimtab.engine_bridge.step_time import step_ms
+from trimtab.engine_bridge.media import IMAGE
+from trimtab.engine_bridge.step_time import CoefArray, step_ms
 from trimtab.training.calibration.capacity_guess import overhead_gib
 from trimtab.training.calibration.cards import find_card, scaled_engine
 from trimtab.training.calibration.draws import Limits, Steps, draw_steps
+from trimtab.training.calibration.encoder_fit import fit_encoder
 from trimtab.training.calibration.isolated import Isolated, decode_ms, fit_isolated, prompt_ms
 from trimtab.training.calibration.kernel_fit import fit_profile
 from trimtab.training.calibration.layer_profile import padded, read_profile
 from trimtab.training.calibration.models import ModelShape, find_model
 from trimtab.training.calibration.step_fit import fit_step_log
-from trimtab.training.calibration.step_log import read_step_log
+from trimtab.training.calibration.step_log import (
+    ENCODED_COLUMNS,
+    OWN_COLUMNS,
+    read_step_log,
+)
 
 SHAPE, H100 = find_model(layouts.MODEL), find_card(layouts.CARD)
 LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=2048, kv_tokens=300_000)
@@ -165,6 +172,66 @@ def test_a_step_log_tells_the_level(tmp_path: Path, rng: np.random.Generator, fo
     coef = fit_step_log(log.table, scaled_engine(SHAPE, H100, 1))
     step = (40.0, 40.0, 0.0, 0.0, 0.0, 40.0, 40.0 * 640)
     assert step_ms(coef, *step) == pytest.approx(step_ms(law, *step), rel=0.02)
+
+
+def encoding_log(rng: np.random.Generator, law: CoefArray, steps: int) -> pd.DataFrame:
+    """Steps of Trimtab's log, half of which encode images of several sizes or one clip each."""
+    rows = []
+    for n in range(steps):
+        chunk, batch = float(rng.integers(50, 900)), float(rng.integers(1, 60))
+        ms = step_ms(law, chunk + batch, 1 + batch, 1.0, chunk, chunk**2 / 2, batch, batch * 700)
+        images = rng.integers(200, 1500, rng.integers(1, 3)) if n % 4 == 0 else []
+        clips = [750] if n % 4 == 2 else []
+        ms += sum(4.0 + 0.02 * size for size in images) + sum(0.03 * size for size in clips)
+        encoded = (len(images), sum(images), len(clips), sum(clips), 0, 0)
+        row = (ms * rng.lognormal(0.0, 0.01), batch, batch * 700, 1.0, chunk, chunk**2 / 2)
+        rows.append((*row, *encoded))
+    return pd.DataFrame(rows, columns=[*OWN_COLUMNS, *ENCODED_COLUMNS])
+
+
+def test_encode_time_is_not_taken_for_prefill_and_makes_an_encoder(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    law, path = layouts.known_law(compute=1.0), tmp_path / "steps.parquet"
+    encoding_log(rng, law, 800).to_parquet(path)
+    log = read_step_log(path)
+    assert (len(log.table), len(log.encoding)) == (400, 400)
+    coef = fit_step_log(log.table, scaled_engine(SHAPE, H100, 1))
+    step = (600.0, 41.0, 1.0, 560.0, 560.0**2 / 2, 40.0, 40.0 * 700)
+    assert step_ms(coef, *step) == pytest.approx(step_ms(law, *step), rel=0.02)
+    file = fit_encoder(log.encoding, log.encoded, coef)
+    assert file is not None
+    assert file.image.item_ms == pytest.approx(4.0, rel=0.2)
+    assert file.image.us_per_token == pytest.approx(20.0, rel=0.05)
+    # Clips of one size: what an item costs beside its tokens cannot be told.
+    assert (file.audio.item_ms, file.video.us_per_token) == (0.0, 0.0)
+    assert file.audio.us_per_token == pytest.approx(30.0, rel=0.05)
+
+
+def test_a_few_steps_say_nothing_of_an_encoder(tmp_path: Path, rng: np.random.Generator) -> None:
+    law, path = layouts.known_law(compute=1.0), tmp_path / "steps.parquet"
+    encoding_log(rng, law, 76).to_parquet(path)
+    log = read_step_log(path)
+    assert fit_encoder(log.encoding, log.encoded, law) is None
+
+
+def test_the_command_writes_the_encoder_and_wants_steps_of_text(
+    tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    law, log, out = layouts.known_law(compute=1.0), tmp_path / "log", tmp_path / "mine.yaml"
+    log.mkdir()
+    steps = encoding_log(rng, law, 400)
+    encodes = steps[list(ENCODED_COLUMNS)].any(axis=1)
+    # A file of a log may have no other steps.
+    steps[encodes].to_parquet(log / "steps-1.parquet")
+    flags = ["--model", layouts.MODEL, "--card", "H100", "--kv-blocks", "777", "--out", str(out)]
+    assert main(["calibrate", "--steps", str(log), *flags]) == 2
+    assert "steps without media" in capsys.readouterr().err
+    steps[~encodes].to_parquet(log / "steps-2.parquet")
+    assert main(["calibrate", "--steps", str(log), *flags]) == 0
+    encoder = get_engine_spec(out).encoder
+    assert encoder is not None
+    assert encoder.item_ms(IMAGE, 1000) == pytest.approx(24.0, rel=0.1)
 
 
 BAD_LOGS = {
