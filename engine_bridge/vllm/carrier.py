@@ -165,6 +165,8 @@ class PlanCarrier:
 
     def _hold_encoded(self) -> None:
         """What the plan counts on in the encoder cache stays there."""
+        if self._media.empty:
+            return
         for request_id, tokens in self.chunks.items():
             request, joining = self._requests[request_id], self.joining.get(request_id)
             computed = request.num_computed_tokens if joining is None else joining.found[1]

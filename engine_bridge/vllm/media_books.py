@@ -54,6 +54,11 @@ class MediaBooks:
         self._unfilled = 0
         """Most tokens of an item's place in the prompt that its encoder does not fill."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether no request has media: then a step has nothing to do here."""
+        return not self._items
+
     # Requests come and go.
 
     def enter(self, request: Any) -> tuple[int, int]:
@@ -149,7 +154,7 @@ class MediaBooks:
 
     def show(self) -> None:
         """Tell the books what the encoder cache holds, and for how many; before each plan."""
-        if not self._items:
+        if self.empty:
             return
         manager, state = self._engine.encoder_cache_manager, self._ledger.state
         encoded, e = state.encoded, state.engine[0]
@@ -201,6 +206,8 @@ class MediaBooks:
             scheduled: `SchedulerOutput.scheduled_encoder_inputs`.
             chunks: What vLLM really gave each prefill of the plan, tokens by request id.
         """
+        if self.empty:
+            return
         state, rows = self._ledger.state, {}
         for request_id in chunks:
             row = self._ledger.row(request_id) if request_id in self._items else None
