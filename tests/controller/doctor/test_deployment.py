@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import yaml
 
 pytest.importorskip("prometheus_api_client")
 pytest.importorskip("limits")
+
+from limits.storage import storage_from_string
 
 from tests.end_to_end.gateway_process import engine_process
 from tests.live_parts import StandIn, prometheus, traffic, write_plan
@@ -200,7 +202,7 @@ def test_each_engines_own_targets_are_looked_for(
     engine: StandIn, plan: Path, tmp_path: Path
 ) -> None:
     """Engines share a Prometheus, not its labels."""
-    body = {"activeTargets": [], "groups": []}
+    body: dict[str, list[str]] = {"activeTargets": [], "groups": []}
     with says(json.dumps({"data": body}).encode()) as (url, _):
         settings = settings_for(
             engine, plan, tmp_path, prometheus={"url": url, "match": {"instance": "a:1"}}
@@ -216,21 +218,26 @@ def test_each_engines_own_targets_are_looked_for(
     ]
 
 
-def test_books_that_hang_are_asked_once(tmp_path: Path) -> None:
+def test_books_that_hang_are_waited_for_no_longer_than_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def noted(url: str, **options: Any) -> Any:
+        given.append(options)
+        return storage_from_string(url, **options)
+
+    monkeypatch.setattr("limits.storage.storage_from_string", noted)
     limits, config = tmp_path / "limits.yaml", tmp_path / "gateway.yaml"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         limits.write_text(f"storage: redis://127.0.0.1:{silent.getsockname()[1]}/0\n")
         engines = {"a": {"url": f"http://127.0.0.1:{free_port()}", "models": ["m"]}}
         config.write_text(yaml.safe_dump({"admission": str(limits), "engines": engines}))
         told = {f"{f.area}: {f.check}": f for f in gateway.look(config, timeout_s=0.05)}
-        silent.setblocking(False)
-        calls = 0
-        with suppress(BlockingIOError):
-            while True:
-                silent.accept()[0].close()
-                calls += 1
     assert "gateway: quotas" in faults(told)
-    assert calls == 1
+    (options,) = given
+    assert options["socket_timeout"] == options["socket_connect_timeout"] == 0.05
+    assert options["retry"].get_retries() == 0
 
 
 def test_paths_that_cannot_be_are_faults(engine: StandIn, plan: Path, tmp_path: Path) -> None:
