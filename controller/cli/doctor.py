@@ -98,13 +98,18 @@ def _engines(
     import time
 
     _check_extra("daemon", "prometheus_api_client")
-    from trimtab.controller.daemon.settings import load_settings, settings_from
+    from trimtab.controller.daemon.settings import SettingsError, load_settings, settings_from
     from trimtab.controller.doctor import engines
+    from trimtab.controller.doctor.finding import fault_of
 
     if daemon is not None:
-        settings = load_settings(daemon)
+        try:
+            settings = load_settings(daemon)
+        except SettingsError as error:
+            return iter((fault_of(engines.AREA, "settings", error),))
     else:
-        one = {"control": control, "metrics": metrics, **({"plan": plan} if plan else {})}
+        own = {} if plan is None else {"plan": plan}
+        one = {"control": control, "metrics": metrics, **own}
         # Without a dashboard: whether its token can be kept is not what was asked.
         settings = settings_from({"engines": {"engine": one}, "listen": None}, where="doctor")
     return engines.look(settings, wait=time.sleep, timeout_s=timeout_s)

@@ -13,9 +13,9 @@ from typing import Final
 
 from trimtab.controller.daemon import parts
 from trimtab.controller.daemon.daemon import Daemon
-from trimtab.controller.daemon.settings import DaemonSettings
+from trimtab.controller.daemon.settings import DaemonSettings, PrometheusSettings
 from trimtab.controller.doctor import prometheus as prometheus_of
-from trimtab.controller.doctor.finding import Finding, Verdict, fault_of
+from trimtab.controller.doctor.finding import ODD_ANSWER, Finding, Verdict, fault_of
 from trimtab.engine_bridge.engine_spec import get_engine_spec
 from trimtab.engine_bridge.errors import TrimtabError
 from trimtab.engine_bridge.live.live_engine import LiveEngine
@@ -56,21 +56,22 @@ def look(
         found=f"{count} engine{'s' * (count > 1)}: plans, policies and token in order",
     )
     yield _state_dir(settings.state_dir)
-    seen: set[str] = set()
+    seen: list[PrometheusSettings] = []
     for name in settings.engines:
         plan = load_plan(settings.engines[name].plan)
         yield from _engine(name, settings, plan, wait)
         prometheus = settings.prometheus_of(name)
-        if prometheus is not None and prometheus.url not in seen:
-            seen.add(prometheus.url)
+        if prometheus is not None and prometheus not in seen:
+            seen.append(prometheus)
             yield from prometheus_of.look(prometheus, plan, timeout_s)
 
 
 def _state_dir(folder: Path) -> Finding:
     nearest = folder
-    while not nearest.exists() and nearest != nearest.parent:
+    # Path's own tests raise where a folder on the way may not be read.
+    while not os.path.exists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
-    good = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    good = os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
     return Finding(
         area=AREA,
         check="state_dir",
@@ -174,7 +175,7 @@ def _facts(area: str, control: str, plan: Plan) -> Iterator[Finding]:
             facts = client.health()["engine"]
         spec = get_engine_spec(str(facts["engine"]))
         blocks = int(facts["blocks"])
-    except (TrimtabError, KeyError, TypeError, ValueError) as error:
+    except (TrimtabError, *ODD_ANSWER) as error:
         yield Finding(
             area=area, check="facts", verdict=Verdict.NOTE, found=f"not told: {error}"[:200]
         )
@@ -195,9 +196,13 @@ def _facts(area: str, control: str, plan: Plan) -> Iterator[Finding]:
 def _socket_mode(area: str, control: str) -> Iterator[Finding]:
     """Whoever may write to the socket's file may steer the engine."""
     path = Path(control.removeprefix("unix:"))
-    if control.startswith("tcp://") or not path.exists():
+    if control.startswith("tcp://"):
         return
-    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        # The look at the socket has told of it.
+        return
     if mode & stat.S_IWOTH:
         yield Finding(
             area=area,
@@ -209,7 +214,7 @@ def _socket_mode(area: str, control: str) -> Iterator[Finding]:
 
 
 def _traffic_log(area: str, folder: Path) -> Finding:
-    good = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
+    good = os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)
     return Finding(
         area=area,
         check="traffic log",

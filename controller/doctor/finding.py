@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from trimtab.engine_bridge.errors import InputError, TrimtabError
+
+ODD_ANSWER: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
+)
+"""What reading an answer raises whose form is not what was asked for, whoever has sent it."""
 
 
 class Verdict(enum.StrEnum):

@@ -9,9 +9,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trimtab.controller.doctor.finding import Finding, Verdict, fault_of
+from trimtab.controller.doctor.finding import ODD_ANSWER, Finding, Verdict, fault_of
 from trimtab.engine_bridge.errors import TrimtabError
 from trimtab.engine_bridge.gateway.settings import ENGINE_KEY, EngineSettings, GatewaySettings
 from trimtab.engine_bridge.gateway.setup import Files, read_files
@@ -44,7 +44,7 @@ def look(config: Path, *, timeout_s: float) -> Iterator[Finding]:
         found=f"{count} engine{'s' * (count > 1)}, plan {files.plan.name}: all in order",
     )
     yield from _doors(settings)
-    yield from _quotas(files)
+    yield from _quotas(files, timeout_s)
     for name, engine in settings.engines.items():
         yield from _engine(f"gateway's engine {name}", engine, files, timeout_s)
 
@@ -68,7 +68,7 @@ def _doors(settings: GatewaySettings) -> Iterator[Finding]:
         )
 
 
-def _quotas(files: Files) -> Iterator[Finding]:
+def _quotas(files: Files, timeout_s: float) -> Iterator[Finding]:
     if files.admission is None:
         yield Finding(
             area=AREA,
@@ -90,7 +90,7 @@ def _quotas(files: Files) -> Iterator[Finding]:
         )
         return
     try:
-        good = _answers(storage)
+        good = _answers(storage, timeout_s)
     except Exception as error:  # whatever the client of the storage raises, it cannot be used
         yield Finding(
             area=AREA,
@@ -109,10 +109,16 @@ def _quotas(files: Files) -> Iterator[Finding]:
     )
 
 
-def _answers(storage: str) -> bool:
+def _answers(storage: str, timeout_s: float) -> bool:
+    """Asked once: the client's own time-outs and retries would hold the report up."""
     from limits.storage import storage_from_string
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
-    return bool(storage_from_string(storage).check())
+    options: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    if "+cluster" not in storage:
+        options["retry"] = Retry(NoBackoff(), 0)
+    return bool(storage_from_string(storage, **options).check())
 
 
 def _engine(area: str, engine: EngineSettings, files: Files, timeout_s: float) -> Iterator[Finding]:
@@ -150,9 +156,10 @@ def _models(area: str, engine: EngineSettings, status: int, body: bytes) -> Find
         )
     try:
         served = sorted(str(one["id"]) for one in json.loads(body)["data"])
-    except (ValueError, KeyError, TypeError) as error:
+    except ODD_ANSWER as error:
+        odd = f"{type(error).__name__}: {error}"
         return Finding(
-            area=area, check=check, verdict=Verdict.FAULT, found=f"no list of models: {error}"[:200]
+            area=area, check=check, verdict=Verdict.FAULT, found=f"no list of models: {odd}"[:200]
         )
     missing = [name for name in engine.models if name not in served]
     return Finding(

@@ -30,7 +30,11 @@ EXTRAS: Final = {
 
 def look() -> Iterator[Finding]:
     """Everything about the installation, in the order of the report."""
-    yield from packages(metadata.requires("trimtab") or (), _installed)
+    try:
+        requires = metadata.requires("trimtab") or ()
+    except metadata.PackageNotFoundError:
+        requires = ()
+    yield from packages(requires, _installed)
     yield from engine_seams(_installed("vllm"))
     yield compiler_cache()
     yield from shipped()
@@ -54,16 +58,30 @@ def packages(requires: Iterable[str], installed: Callable[[str], str | None]) ->
             if marker is None or marker.evaluate({"extra": extra}):
                 by_extra.setdefault(extra, []).append(one)
                 break
-    yield _group("packages", by_extra.pop(""), installed, Verdict.FAULT, "pip install trimtab")
+    needed = by_extra.pop("")
+    if not needed:
+        yield Finding(
+            area=AREA,
+            check="packages",
+            verdict=Verdict.WARNING,
+            found="not installed as a package: what it needs is not known",
+            remedy="pip install trimtab",
+        )
+        return
+    yield _group("packages", needed, installed, Verdict.FAULT, "pip install trimtab")
     for extra, purpose in EXTRAS.items():
         wanted = by_extra.get(extra, [])
         command = f"pip install 'trimtab[{extra}]'"
-        if not any(installed(one.name) for one in wanted):
+        missing = [one.name for one in wanted if installed(one.name) is None]
+        if not wanted or missing:
+            # Parts of an extra come with other packages, so some of them mean no wish for it.
+            some = f" ({', '.join(missing)})" if len(missing) < len(wanted) else ""
+            whole = "not installed" if wanted else "not known to the installed version"
             yield Finding(
                 area=AREA,
                 check=f"extra {extra}",
                 verdict=Verdict.NOTE,
-                found=f"not installed: it is for {purpose}",
+                found=f"{whole}{some}: it is for {purpose}",
                 remedy=f"{command}, where you want that",
             )
         else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from trimtab.controller.daemon.settings import PrometheusSettings
-from trimtab.controller.doctor.finding import Finding, Verdict, fault_of
+from trimtab.controller.doctor.finding import ODD_ANSWER, Finding, Verdict, fault_of
 from trimtab.engine_bridge.live import http_get
 from trimtab.engine_bridge.live.snapshot import TelemetryUnavailableError
 from trimtab.engine_bridge.plan import Plan
@@ -48,9 +48,10 @@ def look(settings: PrometheusSettings, plan: Plan, timeout_s: float) -> Iterator
         yield _rules(area, [str(group["name"]) for group in groups["groups"]])
     except TelemetryUnavailableError as error:
         yield fault_of(area, "answers", error)
-    except (ValueError, KeyError, TypeError) as error:
+    except ODD_ANSWER as error:
+        odd = f"{type(error).__name__}: {error}"
         yield Finding(
-            area=area, check="answers", verdict=Verdict.FAULT, found=f"no Prometheus: {error}"[:200]
+            area=area, check="answers", verdict=Verdict.FAULT, found=f"no Prometheus: {odd}"[:200]
         )
 
 

@@ -80,22 +80,32 @@ def media_cost(body: Mapping[str, object], settings: Media) -> MediaCost:
 
 
 def without_media(body: Mapping[str, object]) -> dict[str, object]:
-    """The body with text alone, for a tokenizer: nothing in it would be fetched."""
-    return {key: _without(value) for key, value in body.items()}
+    """The body with text alone, for a tokenizer: nothing in it would be fetched.
+
+    Where it is not sure that vLLM takes a part for a medium, what is not media of it stays, so that
+    no text can hide.
+    """
+    return {key: _without(value, are_parts=False) for key, value in body.items()}
 
 
-def _without(value: object) -> object:
+def _without(value: object, *, are_parts: bool) -> object:
     """Messages, their parts, and what tools answered, without the media among them."""
     if not isinstance(value, list):
         return value
     kept: list[object] = []
     for entry in value:
-        if isinstance(entry, dict):
-            if _medium(entry) is None:
-                inner = {key: _without(entry[key]) for key in _NESTED if entry.get(key)}
-                kept.append({**entry, **inner})
-        else:
-            kept.append(_without(entry))
+        if not isinstance(entry, dict):
+            kept.append(_without(entry, are_parts=are_parts))
+            continue
+        name = _medium(entry)
+        if name is not None and are_parts and entry.get("type") in (None, name):
+            continue
+        rest = entry
+        if name is not None:
+            # A message or a tool with a medium's key, or a text that only some interface takes so.
+            rest = {key: entry[key] for key in entry if key not in _KINDS and key != "uuid"}
+        inner = {key: _without(rest[key], are_parts=True) for key in _NESTED if rest.get(key)}
+        kept.append({**rest, **inner})
     return kept
 
 

@@ -176,7 +176,7 @@ def test_media_from_a_made_trace_and_from_azures(
     assert main(["trace", "generate", *flags, "--media-share", "0.5", "--out", str(made)]) == 0
     assert main(["trace", "info", str(made), "--json", str(summary)]) == 0
     shown = capsys.readouterr().out
-    assert "50% of the chats' and agents' turns" in shown
+    assert "50 % of the chats' and agents' turns" in shown
     assert "of the prompt tokens" in shown
     media = json.loads(summary.read_text())["media"]
     assert media["items"] == sum(kind["items"] for kind in media["kinds"].values()) > 0

@@ -63,8 +63,13 @@ def stage(serve: Serve, seed: int) -> Runs:
     """Under the shipped plan with slices for batch, and for agents."""
     return {
         SLICED: _run(serve, seed, BATCH, BATCH_SLICE, "fair"),
-        AMONG_AGENTS: _run(serve, seed, AGENTS, AGENTS_SLICE, "fair"),
+        **among_agents(serve, seed),
     }
+
+
+def among_agents(serve: Serve, seed: int) -> Runs:
+    """Under the shipped plan with slices for agents."""
+    return {AMONG_AGENTS: _run(serve, seed, AGENTS, AGENTS_SLICE, "fair")}
 
 
 def beside(serve: Serve, seed: int) -> Runs:

@@ -196,7 +196,9 @@ def generate(
     what = f"preset {preset} ({PRESETS[preset].description}), {hours:g} h, seed {seed}"
     notes = [f"Synthetic: {what}."]
     if media_share:
-        notes.append(f"{media_share:.0%} of the chats' and agents' turns bring images or audio.")
+        notes.append(
+            f"{100 * media_share:.3g} % of the chats' and agents' turns bring images or audio."
+        )
     if load is None or spec is None:
         return replace(make.source(1.0).take(1.0), notes=tuple(notes))
     trace, reached = _at_load(make, load, spec)

@@ -20,7 +20,7 @@ from trimtab.training.traces.options import Label, ReadOptions
 from trimtab.training.traces.servegen_client import Client, nearest_table, picked, windows_of
 from trimtab.training.traces.servegen_media import DrawnItems
 from trimtab.training.traces.source import JsonObject, json_file
-from trimtab.training.traces.table import LONGEST_S, read_chunks
+from trimtab.training.traces.table import LONGEST_S, MOST_TOKENS, read_chunks
 
 FloatArray = npt.NDArray[np.float64]
 LongArray = npt.NDArray[np.int64]
@@ -166,7 +166,14 @@ def draw_clients(
         times = client_arrivals(client, start_s, end_s, wanted / recorded, rng)
         arrival.extend(times - start_s)
         lengths = _draw_lengths(client, times, rng)
-        prompt.extend(lengths[0] + items.draw(client, times, rng))
+        whole = lengths[0] + items.draw(client, times, rng)
+        if whole.max(initial=0) > MOST_TOKENS:
+            raise TraceError(
+                client.file,
+                value=f"a request of {whole.max():,} tokens",
+                bound=f"at most {MOST_TOKENS:,} with all that it shows",
+            )
+        prompt.extend(whole)
         output.extend(lengths[1])
         tenant.extend(np.full(len(times), number))
     if not len(arrival):

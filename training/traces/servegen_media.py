@@ -33,15 +33,16 @@ class DrawnItems:
     def draw(self, client: Client, times_s: FloatArray, rng: np.random.Generator) -> LongArray:
         """Draw what one client's requests show; returns the tokens of it by request."""
         n = len(times_s)
-        if not client.shows_media:
+        windows = client.lengths.values()
+        shown = [k for k in MEDIA_KINDS if any(f"{k}_count" in window for window in windows)]
+        if not client.shows_media or not shown:
             self._counts.extend(np.zeros(n, np.int64))
             return np.zeros(n, np.int64)
         counts = np.zeros((n, len(MEDIA_KINDS)), np.int64)
         starts, window = windows_of(client, times_s)
         tokens = []
-        for place, kind in enumerate(MEDIA_KINDS):
-            if not any(f"{kind}_count" in lengths for lengths in client.lengths.values()):
-                continue
+        for kind in shown:
+            place = MEDIA_KINDS.index(kind)
             of_kind = np.zeros(0, np.int64)
             owner = np.zeros(0, np.int64)
             for number in np.unique(window):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_an_extra_that_nobody_installed_is_a_choice() -> None:
     [
         ({"numpy": "1.26"}, "packages", Verdict.FAULT, "numpy 1.26, must be >=2.0"),
         ({"numpy": None}, "packages", Verdict.FAULT, "numpy is missing"),
-        ({"uvicorn": None}, "extra daemon", Verdict.WARNING, "uvicorn is missing"),
+        ({"uvicorn": "0.2"}, "extra daemon", Verdict.WARNING, "uvicorn 0.2, must be >=0.30"),
         ({"vllm": "0.34.1"}, "extra vllm", Verdict.WARNING, "vllm 0.34.1, must be <0.34,>=0.32"),
     ],
 )
@@ -52,6 +53,27 @@ def test_what_is_wrong_is_told_with_what_would_be_right(
     one = found({k: v for k, v in {**THERE, **change}.items() if v})[check]
     assert (one.verdict, one.found) == (verdict, says)
     assert one.remedy.startswith("pip install")
+
+
+def test_parts_of_an_extra_that_came_with_others_are_no_wish_for_it() -> None:
+    one = found({k: v for k, v in THERE.items() if k != "uvicorn"})["extra daemon"]
+    assert one.verdict is Verdict.NOTE
+    assert one.found.startswith("not installed (uvicorn): ")
+
+
+def test_an_extra_that_the_installed_version_lacks_is_not_called_missing() -> None:
+    assert found(THERE)["extra ui"].found.startswith("not known to the installed version")
+
+
+def test_without_a_package_only_packages_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("trimtab.controller.doctor.installation.metadata.requires", none)
+    told = list(packages([], THERE.get))
+    assert [(one.check, one.verdict) for one in told] == [("packages", Verdict.WARNING)]
+    first = next(look())
+    assert first.found.startswith("not installed as a package")
 
 
 def test_an_unknown_vllm_is_a_fault_and_is_not_imported() -> None:

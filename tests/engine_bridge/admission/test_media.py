@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 import wave
 import zlib
@@ -172,6 +173,30 @@ def test_text_stays_text_whatever_key_stands_beside_it() -> None:
     assert without_media(body) == body
     embedded = {"type": "prompt_embeds", "data": "A" * 4000, "image_url": "x"}
     assert cost(embedded) == MediaCost()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "long", "image": "x"}]},
+        {"messages": [{"role": "user", "type": "image", "content": "long"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "long"}], "video": 1}]},
+        {"messages": [], "tools": [{"type": "function", "function": {"a": "long"}, "audio": 1}]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "content": "long", "image_url": "x"}]}]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_use", "input": {"a": "long"}, "image_url": "x"}]}]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "long", "uuid": "u", "image_url": "x"}]}]},
+        {"input": [{"type": "function_call", "arguments": "long", "image": "x"}]},
+        {"input": [{"type": ["image"], "content": "long", "image": "x"}]},
+    ],
+)  # fmt: skip
+def test_text_cannot_hide_beside_a_mediums_key(body: dict[str, Any]) -> None:
+    """Interfaces pass over keys that they do not know: the text is read, so it must be counted."""
+    kept = json.dumps(without_media(body))
+    assert "long" in kept
+    assert '"x"' not in kept
 
 
 def test_what_a_tool_answers_may_show_something() -> None:

@@ -134,3 +134,16 @@ def test_a_client_of_text_is_drawn_as_without_the_multimodal_form(write: Write, 
     folder = _client(write, 1, ["{start},1,1,Gamma,1,1"] * 6)
     trace = read(folder / "chunk-1-trace.csv.gz")
     assert len(trace.media) == 0
+
+
+def test_a_multimodal_client_may_show_nothing(write: Write, read: Read) -> None:
+    tables = '{"0": {"text_tokens": "{75: 1.0}", "output_tokens": "{3: 1.0}"}}'
+    trace = read(_client(write, 1, ["{start},1,1,Gamma,1,1"] * 6, tables))
+    assert len(trace.media) == 0
+    assert set(trace.prompt_tokens) == {75}
+
+
+def test_more_media_than_a_prompt_may_hold_are_refused(write: Write, read: Read) -> None:
+    tables = SHOWING.replace("{0: 0.5, 2: 0.5}", "{1000: 1.0}").replace("252: 0.75", "9000000: 1")
+    with pytest.raises(TraceError, match="at most 10,000,000 with all that it shows"):
+        read(_client(write, 1, ["{start},1,1,Gamma,1,1"] * 6, tables))
