@@ -1,7 +1,8 @@
 """Does the replay decide as vLLM does? The same random traffic through both, step by step.
 
     python benchmarks/parity.py [--workloads 200] [--steps 500] [--seed 0] [--json F]
-        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--drafts] [--processes 2]
+        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--chunks] [--drafts]
+        [--processes 2]
 
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
 (`trimtab.engine_bridge.vllm.virtual_time`). Compared are each step's map of requests to scheduled
@@ -10,7 +11,7 @@ counts as different too. The random workloads mix tiers, tenants, sessions, shar
 of equal prompts, cancellations and equal arrival times, on engines whose token budget and KV cache
 are small enough for chunking and preemption. Under the fair rules most of them run on a random plan
 (switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
-With `--aging` every such plan ages too.
+With `--aging` every such plan ages too, with `--chunks` rule 14 orders running prefills as well.
 With --drafts the engines have draft models of random lengths, costs and acceptance.
 """
 
@@ -228,6 +229,13 @@ def random_plan(rng: np.random.Generator) -> Plan:
     return with_values(plan, changes)
 
 
+def chunked(plan: Plan, seed: int) -> Plan:
+    """The plan with rule 14 for running prefills too, and a random order."""
+    rng = np.random.default_rng([seed, 8])
+    factor = float(rng.choice([0.0, 1.0, 5.0])) if rng.random() < 0.8 else None
+    return with_values(plan, {"feasible.chunks": True, "feasible.prefill_factor": factor})
+
+
 def aged(plan: Plan, seed: int) -> Plan:
     """The plan with random ageing: windows, interactive tiers, a tenant that is an exception."""
     rng = np.random.default_rng([seed, 6])
@@ -302,7 +310,13 @@ def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) 
     )
 
 
-def compare(job: tuple[int, int, str, bool], *, aging: bool = False, drafts: bool = False) -> dict:
+def compare(
+    job: tuple[int, int, str, bool],
+    *,
+    aging: bool = False,
+    chunks: bool = False,
+    drafts: bool = False,
+) -> dict:
     """One workload under one rule set: steps, identical ones, the first difference."""
     seed, steps, rules, caching = job
     rng = np.random.default_rng([seed, caching])
@@ -311,6 +325,8 @@ def compare(job: tuple[int, int, str, bool], *, aging: bool = False, drafts: boo
     plan = random_plan(rng) if rules == "fair" else load_plan(None)
     if aging:
         plan = aged(plan, seed)
+    if chunks:
+        plan = chunked(plan, seed)
     if drafts:
         spec = drafting(rng, spec)
         most = {f"tiers.{name}.draft_tokens": int(rng.integers(0, 6)) for name in TIERS}
@@ -387,6 +403,7 @@ def main() -> None:
     parser.add_argument("--rules", default="fcfs,priority,fair")
     parser.add_argument("--caching", default="on,off")
     parser.add_argument("--aging", action="store_true")
+    parser.add_argument("--chunks", action="store_true")
     parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
@@ -401,7 +418,7 @@ def main() -> None:
         for rules, caching in sets
         for number in range(args.workloads)
     ]
-    work = functools.partial(compare, aging=args.aging, drafts=args.drafts)
+    work = functools.partial(compare, aging=args.aging, chunks=args.chunks, drafts=args.drafts)
     if args.processes > 1:
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
             done = pool.map(work, jobs, chunksize=4)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
+from trimtab.engine_bridge.replay.chunk_order import first_in_tier, passed_ms
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
 from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
@@ -33,6 +34,7 @@ from trimtab.engine_bridge.replay.room import (
 )
 from trimtab.engine_bridge.replay.victims import cap_victim, growth_blocks, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
+    candidate_start_ms,
     lead_ms,
     lift_tier,
     next_by_feasibility,
@@ -111,7 +113,10 @@ def _next_tier(s: State) -> int:
         r = s.req[tier.candidate]
         if r.preemptions == 0:
             lead = lead_ms(s.engine, s.tenants[r.tenant], r, e.age_tiers_ms)
-            tier.candidate_finish_ms = tier_start_ms(tier) + r.estimate_ms / tier.weight - lead
+            if e.rule_chunks == 1:
+                tier.passed_ms = passed_ms(s, tier.candidate)
+            start = candidate_start_ms(tier)
+            tier.candidate_finish_ms = start + r.estimate_ms / tier.weight - lead
         if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
             best = t
     return best
@@ -219,7 +224,11 @@ def _pick(s: State) -> int:
     if row == NONE and number == NONE:
         _next_pass(s)
         return NONE
-    if number != NONE and candidate_first(s, number, row):
+    joins = number != NONE and candidate_first(s, number, row)
+    if e.rule_chunks == 1:
+        row = first_in_tier(s, number if joins else int(s.req[row].tier), number)
+        joins = row == NONE
+    if joins:
         return _consider(s, number)
     s.req[row].mark = e.mark
     tokens = chunk(s, row, s.req[row].computed, e.first_pass == 1)
