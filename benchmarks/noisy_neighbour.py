@@ -32,7 +32,12 @@ ENGINE: Final = "h100:llama-3.1-8b-tp1"
 SENTENCE: Final = Lengths(9, 17, 64)
 """The published prompts, as Llama's tokenizer counts them with its first token."""
 CHAT: Final = Lengths(512, 512, 128)
+MIXED: Final = Lengths(400, 1400, 128)
 DOCUMENT: Final = Lengths(2048, 2048, 64)
+GRID: Final = (
+    *(Lengths(n, n, answer) for n in (64, 256, 512, 768, 896, 1024, 2048) for answer in (64, 128)),
+    MIXED,
+)
 ISOLATION: Final = {"isolation.longest_step_ms": 16.0, "feasible.window_ms": 0}
 """The settings of docs/noisy-neighbour.md."""
 FACTOR: Final = {"feasible.prefill_factor": 5.0}
@@ -96,11 +101,7 @@ SIZES: Final = {
         seeds=3,
         grid_minutes=10.0,
         worst_minutes=10.0,
-        grid=tuple(
-            Lengths(prompt, prompt, answer)
-            for prompt in (64, 256, 512, 768, 896, 1024, 2048)
-            for answer in (64, 128)
-        ),
+        grid=GRID,
     ),
     ("replay", True): Size(minutes=5.0, seeds=1, grid_minutes=5.0, worst_minutes=2.0, grid=(CHAT,)),
     ("vllm", False): Size(minutes=5.0, seeds=1),

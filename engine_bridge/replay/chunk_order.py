@@ -10,7 +10,12 @@ import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
 from trimtab.engine_bridge.replay.layout import NONE, State
-from trimtab.engine_bridge.rules.fair_queue import lead_ms, queued_start_ms
+from trimtab.engine_bridge.rules.fair_queue import (
+    candidate_start_ms,
+    lead_ms,
+    queued_start_ms,
+    tier_start_ms,
+)
 
 
 @inlined
@@ -80,6 +85,28 @@ def passed_ms(s: State, row: int) -> float:
         if s.req[other].tier == s.req[row].tier and _passes(s, row, other):
             passed += _left_ms(s, other)
     return passed
+
+
+@compiled
+def delay_passed(s: State, row: int) -> None:
+    """A tier's candidate starts: the prefills that it passes come as much later at the tier level.
+
+    And after it, also one that has used more than was expected of it. Otherwise they would keep,
+    against the other tiers, tags from before what has passed them, and hold up who comes new.
+    """
+    r = s.req[row]
+    tier = s.tiers[r.tier]
+    if s.engine[0].rule_chunks == 0 or r.preemptions > 0:
+        return
+    after_ms = r.estimate_ms / tier.weight
+    latest_ms = tier_start_ms(tier) + after_ms
+    own_ms = candidate_start_ms(tier) + after_ms
+    for at in range(s.engine[0].prefilling):
+        other = s.prefilling[at]
+        p = s.req[other]
+        if p.tier == r.tier and _passes(s, row, other):
+            later_ms = max(own_ms, min(p.finish_tag_ms + after_ms, latest_ms))
+            p.finish_tag_ms = max(p.finish_tag_ms, later_ms)
 
 
 @compiled

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
-from trimtab.engine_bridge.replay.chunk_order import first_in_tier, passed_ms
+from trimtab.engine_bridge.replay.chunk_order import delay_passed, first_in_tier, passed_ms
 from trimtab.engine_bridge.replay.chunks import BUDGET, OPEN, TOKENS, chunk, grant, open_step
 from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
 from trimtab.engine_bridge.replay.kv_cache import free_blocks, look_up, take_growth
@@ -363,6 +363,7 @@ def _join(s: State) -> int:
         _block(s, e.plan_tier)
         e.stage = _PICK
         return NONE
+    delay_passed(s, int(e.op_row))
     e.stage = _JOINED
     return ADMIT
 

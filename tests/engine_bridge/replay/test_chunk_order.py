@@ -16,6 +16,7 @@ from tests.cases.replaying import (
     T3,
     Columns,
     Row,
+    engine_spec,
     replay,
     trace_of,
     ttft_s,
@@ -85,6 +86,21 @@ def test_a_share_holds_between_prompts_that_are_read() -> None:
     assert equal["first_token_s"][1] < equal["first_token_s"][0]
     more = run(*rows, **{"tenants.a": {"tier": "T2", "share": 4.0}})
     assert more["first_token_s"][0] < more["first_token_s"][1]
+
+
+def test_a_crowd_passes_a_long_prompt_until_it_is_due() -> None:
+    """Ever new tenants, more than the engine can serve; ageing ends it as it does for who waits."""
+    lasts_s, rate = 16, 24
+    rows = [Row(0.0, T0, 30_000, 8, 0)]
+    rows += [Row(0.05 + n / rate, T0, 2000, 8, n + 1) for n in range(lasts_s * rate)]
+    trace = trace_of(rows, tenant_names=tuple(str(n) for n in range(len(rows))))
+    plan = with_values(load_plan(), {"feasible.chunks": True})
+    aging = {"aging.tenant_window_ms": 6000.0, "aging.full_after_s": 5.0}
+    usual, aged = (
+        replay(trace, engine_spec(), plan=how).requests for how in (plan, with_values(plan, aging))
+    )
+    assert ttft_s(usual)[0] > lasts_s
+    assert ttft_s(aged)[0] < 10.0
 
 
 @settings(max_examples=12, deadline=None)
