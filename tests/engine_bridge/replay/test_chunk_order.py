@@ -54,6 +54,25 @@ def test_nor_beside_other_tiers(beside: Row) -> None:
     assert ttft_s(q)[2] < 1.0
 
 
+def test_a_newcomer_takes_its_tier_s_turn_beside_a_tier_that_always_waits() -> None:
+    """What it passes does not count in its tag; it would be served after 11 s of the other tier."""
+    rows = [Row(0.0, T1, LONG, 2, A), Row(2.0, T1, 500, 2, B)]
+    rows += [Row(0.5 + 0.1 * k, T0, 4000, 2, C) for k in range(100)]
+    off = {"rules.late_shedding": False, "rules.prefill_shares": False}
+    q = run(*rows, **{"tiers.T0.weight": 100.0}, **off)
+    assert ttft_s(q)[q["prompt_tokens"] == 500] < 2.0
+
+
+def test_what_is_passed_does_not_hold_up_other_tiers() -> None:
+    """Its tag moves on with what passes it: chat that was idle meanwhile does not wait for it."""
+    rows = [Row(0.0, T1, LONG, 2, A)]
+    rows += [Row(1.0 + 0.5 * k, T1, 3000, 50, B) for k in range(25)]
+    rows += [Row(2.0 + 0.5 * k, T0, 300, 200, C) for k in range(80)]
+    q = run(*rows)
+    assert q["first_token_s"][q["prompt_tokens"] == LONG].min() > 20.0
+    assert ttft_s(q)[q["tier"] == T0].max() < 0.8
+
+
 def test_a_prompt_that_can_still_be_in_time_is_not_passed() -> None:
     """Two seconds of prefill: its target of 4 s is not put at risk for one that can wait."""
     rows = Row(0.0, T1, 24_000, 2, A), Row(0.3, T1, 500, 2, B)
