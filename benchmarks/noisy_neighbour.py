@@ -32,9 +32,15 @@ ENGINE: Final = "h100:llama-3.1-8b-tp1"
 SENTENCE: Final = Lengths(9, 17, 64)
 """The published prompts, as Llama's tokenizer counts them with its first token."""
 CHAT: Final = Lengths(512, 512, 128)
+MIXED: Final = Lengths(400, 1400, 128)
 DOCUMENT: Final = Lengths(2048, 2048, 64)
+GRID: Final = (
+    *(Lengths(n, n, answer) for n in (64, 256, 512, 768, 896, 1024, 2048) for answer in (64, 128)),
+    MIXED,
+)
 ISOLATION: Final = {"isolation.longest_step_ms": 16.0, "feasible.window_ms": 0}
 """The settings of docs/noisy-neighbour.md."""
+FACTOR: Final = {"feasible.prefill_factor": 5.0}
 A_SECOND: Final = {"requests_per_second": 10}
 """The published quota, 10 a second with a burst of 10."""
 A_MINUTE: Final = {"requests_per_minute": 600}
@@ -61,6 +67,7 @@ ROWS: Final = (
     STOCK,
     Row("stock priority", "priority"),
     Row("shipped plan"),
+    Row("prefill factor 5", plan=FACTOR),
     Row("window 0", plan={"feasible.window_ms": 0}),
     Row("window 0, budget 512", plan={"feasible.window_ms": 0, "prefill.budget_tokens": 512}),
     Row("isolation", plan=ISOLATION),
@@ -71,7 +78,7 @@ ROWS: Final = (
     Row("isolation, quota a second", plan=ISOLATION, quota=A_SECOND),
 )
 CONTRAST: Final = tuple(
-    row for row in ROWS if row.name in (STOCK.name, "shipped plan", "isolation")
+    row for row in ROWS if row.name in (STOCK.name, "shipped plan", "prefill factor 5", "isolation")
 )
 AT_ONCE_ROW: Final = Row("shipped, 16 at once", quota=AT_ONCE)
 """Needs an engine that says when requests end; the replay gets its traffic beforehand."""
@@ -94,11 +101,7 @@ SIZES: Final = {
         seeds=3,
         grid_minutes=10.0,
         worst_minutes=10.0,
-        grid=tuple(
-            Lengths(prompt, prompt, answer)
-            for prompt in (64, 256, 512, 768, 896, 1024, 2048)
-            for answer in (64, 128)
-        ),
+        grid=GRID,
     ),
     ("replay", True): Size(minutes=5.0, seeds=1, grid_minutes=5.0, worst_minutes=2.0, grid=(CHAT,)),
     ("vllm", False): Size(minutes=5.0, seeds=1),

@@ -42,7 +42,9 @@ class Lengths:
 
     def __str__(self) -> str:
         """Short, for tables."""
-        prompt = f"{self.shortest}" if self.shortest == self.longest else "one sentence"
+        prompt = f"{self.shortest}"
+        if self.longest > self.shortest:
+            prompt = "one sentence" if self.longest < 64 else f"{prompt} to {self.longest}"
         return f"{prompt} > {self.answer}"
 
 

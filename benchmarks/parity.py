@@ -1,7 +1,7 @@
 """Does the replay decide as vLLM does? The same random traffic through both, step by step.
 
     python benchmarks/parity.py [--workloads 200] [--steps 500] [--seed 0] [--json F]
-        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--drafts] [--media]
+        [--rules fcfs,priority,fair] [--caching on,off] [--aging] [--chunks] [--drafts] [--media]
         [--processes 2]
 
 vLLM's real scheduler and KV cache manager run in virtual time, without a model
@@ -11,7 +11,7 @@ counts as different too. The random workloads mix tiers, tenants, sessions, shar
 of equal prompts, cancellations and equal arrival times, on engines whose token budget and KV cache
 are small enough for chunking and preemption. Under the fair rules most of them run on a random plan
 (switches, pools, shedding, back-off, eviction order), and the allocation changes every so often.
-With `--aging` every such plan ages too.
+With `--aging` every such plan ages too, with `--chunks` rule 14 orders running prefills as well.
 With --drafts the engines have draft models of random lengths, costs and acceptance.
 With --media prompts hold images, audio and video, and most engines have random encoders.
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 from parity_media import Gallery, Item, columns, encoding, end_of
-from parity_plans import TIERS, aged, random_allocation, random_plan
+from parity_plans import TIERS, aged, chunked, random_allocation, random_plan
 
 from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
@@ -245,6 +245,7 @@ def compare(
     job: tuple[int, int, str, bool],
     *,
     aging: bool = False,
+    chunks: bool = False,
     drafts: bool = False,
     media: bool = False,
 ) -> dict:
@@ -258,6 +259,8 @@ def compare(
     plan = random_plan(rng) if rules == "fair" else load_plan(None)
     if aging:
         plan = aged(plan, seed)
+    if chunks:
+        plan = chunked(plan, seed)
     if drafts:
         spec = drafting(rng, spec)
         most = {f"tiers.{name}.draft_tokens": int(rng.integers(0, 6)) for name in TIERS}
@@ -337,6 +340,7 @@ def main() -> None:
     parser.add_argument("--rules", default="fcfs,priority,fair")
     parser.add_argument("--caching", default="on,off")
     parser.add_argument("--aging", action="store_true")
+    parser.add_argument("--chunks", action="store_true")
     parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--media", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
@@ -352,7 +356,9 @@ def main() -> None:
         for rules, caching in sets
         for number in range(args.workloads)
     ]
-    work = functools.partial(compare, aging=args.aging, drafts=args.drafts, media=args.media)
+    work = functools.partial(
+        compare, aging=args.aging, chunks=args.chunks, drafts=args.drafts, media=args.media
+    )
     if args.processes > 1:
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
             done = pool.map(work, jobs, chunksize=4)

@@ -64,6 +64,13 @@ def aged(plan: Plan, seed: int) -> Plan:
     return with_values(plan, changes)
 
 
+def chunked(plan: Plan, seed: int) -> Plan:
+    """The plan with rule 14 for running prefills too, and a random order."""
+    rng = np.random.default_rng([seed, 8])
+    factor = float(rng.choice([0.0, 1.0, 5.0])) if rng.random() < 0.8 else None
+    return with_values(plan, {"feasible.chunks": True, "feasible.prefill_factor": factor})
+
+
 def random_allocation(rng: np.random.Generator, before: Allocation, plan: Plan) -> Allocation:
     """A wish for other weights, fractions, budgets and caps; the engines hold it to the bounds."""
     fractions = np.array(before.kv_fractions) * rng.uniform(0.7, 1.4, len(before.kv_fractions))

@@ -1,7 +1,8 @@
 """What reading long prompts in slices does to others: P99 with and without, on agent sessions.
 
     python benchmarks/slicing.py [--quick] [--json F] [--traces FOLDER] [--seeds N] [--minutes M]
-        [--engines TP8,TP4] [--slices 4096,8192,...] [--long-load L] [--vllm]
+        [--engines TP8,TP4] [--slices 4096,8192,...] [--long-load L] [--plan F]
+        [--vllm]
 
 Sessions of agents that come with 100,000 to 500,000 tokens of context (a session resumed on another
 engine, or after its blocks are gone) run beside chat (T0) and agents of common size, in the replay:
@@ -306,12 +307,13 @@ def main() -> None:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--slices", default=",".join(map(str, SLICES)))
     parser.add_argument("--long-load", type=float, default=LONG_LOAD)
+    parser.add_argument("--plan", default="default", help="instead of the shipped one")
     parser.add_argument("--vllm", action="store_true", help="vLLM's real scheduler as well")
     args = parser.parse_args()
     if args.quick:
         args.seeds, args.minutes, args.engines, args.slices = 2, 5.0, "TP8", "8192"
     lengths = [int(tokens) for tokens in args.slices.split(",")]
-    shipped = load_plan()
+    shipped = load_plan(args.plan)
     whole = with_values(shipped, {"rules.late_shedding": False})
     plans = plans_of(whole, lengths)
     rows: list[dict[str, Any]] = []

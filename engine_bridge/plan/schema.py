@@ -34,6 +34,8 @@ SECTIONS_SINCE: tuple[str, ...] = ("aging", "isolation")
 leaves them out, so that policies trained under an older plan still fit it."""
 TIER_FIELDS_SINCE: tuple[str, ...] = ("slice_tokens", "interactive")
 """Likewise, fields of a tier."""
+FEASIBLE_FIELDS_SINCE: tuple[str, ...] = ("prefill_factor", "chunks")
+"""Likewise, fields of rule 14."""
 TENANT_FIELDS_SINCE: tuple[str, ...] = ("interactive",)
 """Likewise, fields of a tenant."""
 TenantName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -98,6 +100,13 @@ class Feasible(Section):
     window_ms: Wait
     """Requests whose virtual start is at most this above the least one may be reordered; in engine
     milliseconds of the request's own account (service over weight). 0: pure fair queueing."""
+    prefill_factor: Wait | None = None
+    """Among them, those that can still meet their TTFT go in the order of virtual start plus so
+    many times the prefill (over the share): a short prompt passes another tenant's longer one only
+    as far as their lengths differ. null: shortest prefill first, whatever the starts."""
+    chunks: bool = False
+    """Prompts that are being read are part of it, chunk by chunk: one that can no longer meet its
+    TTFT, or has none, no longer holds up the rest of its tier."""
 
 
 class Aging(Section):
@@ -240,6 +249,7 @@ class Plan(Section):
         """SHA-256 over all but words and metrics: equal digests, equal behaviour."""
         content = self.model_dump(mode="json", exclude={"description": True, "metrics": True})
         _drop_defaults(self, content, SECTIONS_SINCE)
+        _drop_defaults(self.feasible, content["feasible"], FEASIBLE_FIELDS_SINCE)
         for name, tier in content["tiers"].items():
             del tier["description"]
             _drop_defaults(self.tiers[name], tier, TIER_FIELDS_SINCE)

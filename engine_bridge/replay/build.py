@@ -330,7 +330,9 @@ def _engine(
     e.learn_reuse = plan.retention.learn_reuse and rules == "fair"
     e.min_chunk = plan.prefill.min_chunk_tokens
     e.tpot_fraction = plan.slack.tpot_fraction
-    e.window_ms = plan.feasible.window_ms
+    e.window_ms, e.rule_chunks = plan.feasible.window_ms, plan.feasible.chunks
+    factor = plan.feasible.prefill_factor
+    e.prefill_factor = np.inf if factor is None else factor
     e.age_tiers_ms, e.age_tenants_ms = plan.aging.tier_window_ms, plan.aging.tenant_window_ms
     e.lead_per_s, e.due_every = 1.0 / plan.aging.full_after_s, plan.aging.due_every
     e.backoff_step_s = plan.backoff.per_waiting_ms * 1e-3

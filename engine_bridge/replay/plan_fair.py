@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.engine_bridge.compiled import compiled, inlined
+from trimtab.engine_bridge.replay.chunk_order import delay_passed, first_in_tier, passed_ms
 from trimtab.engine_bridge.replay.chunks import chunk, grant, open_step
 from trimtab.engine_bridge.replay.encoding import evict, open_items
 from trimtab.engine_bridge.replay.isolation import candidate_first, first_of_tier
@@ -43,6 +44,7 @@ from trimtab.engine_bridge.replay.room import (
 )
 from trimtab.engine_bridge.replay.victims import cap_victim, growth_blocks, growth_victim
 from trimtab.engine_bridge.rules.fair_queue import (
+    candidate_start_ms,
     lead_ms,
     next_by_feasibility,
     next_by_finish,
@@ -119,7 +121,10 @@ def _next_tier(s: State) -> int:
         r = s.req[tier.candidate]
         if r.preemptions == 0:
             lead = lead_ms(s.engine, s.tenants[r.tenant], r, e.age_tiers_ms)
-            tier.candidate_finish_ms = tier_start_ms(tier) + r.estimate_ms / tier.weight - lead
+            if e.rule_chunks == 1:
+                tier.passed_ms = passed_ms(s, tier.candidate)
+            start = candidate_start_ms(tier)
+            tier.candidate_finish_ms = start + r.estimate_ms / tier.weight - lead
         if best == NONE or tier.candidate_finish_ms < s.tiers[best].candidate_finish_ms:
             best = t
     return best
@@ -227,7 +232,11 @@ def _pick(s: State) -> int:
     if row == NONE and number == NONE:
         _next_pass(s)
         return NONE
-    if number != NONE and candidate_first(s, number, row):
+    joins = number != NONE and candidate_first(s, number, row)
+    if e.rule_chunks == 1:
+        row = first_in_tier(s, number if joins else int(s.req[row].tier), number)
+        joins = row == NONE
+    if joins:
         return _consider(s, number)
     s.req[row].mark = e.mark
     tokens = chunk(s, row, s.req[row].computed, e.first_pass == 1)
@@ -368,6 +377,7 @@ def _join(s: State) -> int:
         _block(s, e.plan_tier)
         e.stage = _PICK
         return NONE
+    delay_passed(s, int(e.op_row))
     e.stage = _JOINED
     return ADMIT
 

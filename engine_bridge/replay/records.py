@@ -33,6 +33,7 @@ ENGINE = np.dtype(
         ("longest_step_ms", "f8"),  # rule 16; infinite: off
         ("spared_fraction", "f8"),
         ("window_ms", "f8"),
+        ("prefill_factor", "f8"),  # rule 14's order; infinite: by prefill alone
         ("age_tiers_ms", "f8"),  # ageing: the greatest lead between tiers, normalised
         ("age_tenants_ms", "f8"),  # and between the tenants of one
         ("lead_per_s", "f8"),  # part of them that a second of waiting gives
@@ -108,6 +109,7 @@ ENGINE = np.dtype(
         ("rule_backoff", "i4"),
         ("rule_slack", "i4"),
         ("rule_feasible", "i4"),
+        ("rule_chunks", "i4"),
         ("rule_shedding", "i4"),
         ("rule_cap", "i4"),
         ("rule_true_up", "i8"),
@@ -196,6 +198,7 @@ REQUEST = np.dtype(
         ("position_ms", "f8"),  # place in its tenant's queue, raw ms of estimates
         ("width_ms", "f8"),  # its part of that queue: the estimate when it queued
         ("finish_tag_ms", "f8"),  # virtual finish at the tier level
+        ("tenant_finish_ms", "f8"),  # and among its tier's tenants
         ("eligible_s", "f8"),
         # Links of the waiting lists.
         ("list", "i8"),
@@ -235,6 +238,7 @@ TIER = np.dtype(
         ("peak_estimate_ms", "f8"),
         ("peak_past_tag_ms", "f8"),  # how far `account_ms` has run past `tag_ms`
         ("candidate_finish_ms", "f8"),
+        ("passed_ms", "f8"),  # what is left of the running prefills that its candidate passes
         ("since_due", "i8"),  # starts since one with the whole lead
         ("candidate", "i8"),  # this step's next request of the tier
         ("pool", "i8"),

@@ -47,9 +47,23 @@ def tier_start_ms(tier: Records) -> float:
 
 
 @inlined
+def candidate_start_ms(tier: Records) -> float:
+    """The same for the request that it offers, as if it had started before those that it passes."""
+    return tier_start_ms(tier) - tier.passed_ms / tier.weight
+
+
+@inlined
 def tenant_start_ms(tenant: Records) -> float:
     """Virtual start of the head of a tenant's queue, normalised ms."""
     return tenant.account_ms + (tenant.outstanding_ms - tenant.bypassed_ms) / tenant.share
+
+
+@inlined
+def queued_start_ms(tenant: Records, req: Records, lists: Records, row: int) -> float:
+    """Virtual start of a waiting request among its tier's tenants, normalised ms."""
+    r = req[row]
+    before_ms = r.position_ms - req[lists[r.list].head].position_ms
+    return tenant_start_ms(tenant) + before_ms / tenant.share
 
 
 @inlined
@@ -233,11 +247,13 @@ def dispatch(
     """Account for a request that starts now; its estimate may have changed while it waited."""
     e, tenant, r = engine[0], tenants[account], req[row]
     tier = tiers[tenant.tier]
-    start = tier_start_ms(tier)
+    start = candidate_start_ms(tier)
     lead = lead_ms(engine, tenant, r, e.age_tiers_ms)
     e.tier_v = max(e.tier_v, start - lead)
     lead_in_tier = lead_ms(engine, tenant, r, e.age_tenants_ms)
     tier.tenant_v = max(tier.tenant_v, tenant_start_ms(tenant) - lead_in_tier)
+    r.tenant_finish_ms = queued_start_ms(tenant, req, lists, row) - lead_in_tier
+    r.tenant_finish_ms += r.estimate_ms / tenant.share
     tier.since_due = 0 if lead_in_tier == e.age_tenants_ms else tier.since_due + 1
     # From now on the lead stays as it is: a running prefill and who gave way compete with it.
     r.finish_tag_ms = start + r.estimate_ms / tier.weight - lead
@@ -390,15 +406,16 @@ def next_by_feasibility(
 
     Among the waiting whose virtual start lies within `window_ms` of the least, or whose lead brings
     it before the least, those that are due (their lead is the whole window) go first, by virtual
-    start; then those that can still meet their TTFT, shortest prefill first; then the others by
-    virtual start less lead. At most `scan` requests of a tenant are looked at.
+    start; then those that can still meet their TTFT, by virtual start plus `prefill_factor` times
+    the prefill (infinite: by the prefill alone); then the others by virtual start less lead. At
+    most `scan` requests of a tenant are looked at.
     """
     e, tier = engine[0], tiers[tier_number]
     window = e.age_tenants_ms
     due_first = window > 0.0 and tier.since_due + 1 >= e.due_every
     held = held_mark(engine)
     least = least_start_ms(tiers, tenants, active, tier_number, held)
-    edge = least + e.window_ms
+    edge, by_prefill = least + e.window_ms, e.prefill_factor == float("inf")
     best, best_rank, best_key = NONE, _LATE, float("inf")
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         account = active[slot]
@@ -419,8 +436,10 @@ def next_by_feasibility(
                 rank, key = _DUE, start
             elif e.now_s + prefill_ms * 1e-3 > r.arrived_s + tier.ttft_s:
                 rank, key = _LATE, start - lead
-            else:
+            elif by_prefill:
                 rank, key = _FEASIBLE, prefill_ms
+            else:
+                rank, key = _FEASIBLE, start + e.prefill_factor * prefill_ms / tenant.share
             if rank < best_rank or (rank == best_rank and key < best_key):
                 best, best_rank, best_key = row, rank, key
             row = r.next

@@ -73,3 +73,10 @@ def test_an_overloading_neighbour_costs_a_step_and_little_more() -> None:
     plan = with_values(load_plan(), ISOLATING | {"isolation.longest_step_ms": 16.0})
     assert ratio(1024, "fair", load_plan()) > 20.0
     assert ratio(1024, "fair", plan) < 2.4
+
+
+def test_below_overload_an_order_by_start_and_length_is_no_worse_than_stock() -> None:
+    """Rule 14's window lets the neighbour's next prompt pass, not longer, again and again."""
+    stock = ratio(896, "fcfs", load_plan())
+    assert ratio(896, "fair", load_plan()) > 2.0 * stock
+    assert ratio(896, "fair", with_values(load_plan(), {"feasible.prefill_factor": 5.0})) < stock

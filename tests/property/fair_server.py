@@ -77,6 +77,8 @@ class Chances(NamedTuple):
     outlive: float
     feasible: int
     """Rule 14 on: pick within the window instead of by the least finish."""
+    passes: float = 0.0
+    """A tier's candidate passes what it has started, up to all of it."""
 
 
 class Windows(NamedTuple):
@@ -85,6 +87,8 @@ class Windows(NamedTuple):
     feasible_ms: float = 0.0
     tiers_ms: float = 0.0
     tenants_ms: float = 0.0
+    prefill_factor: float = np.inf
+    """Of rule 14's order; infinite: by the prefill alone."""
 
 
 PURE = Windows()
@@ -114,6 +118,7 @@ def build_level(
         active=np.full(accounts, NONE, np.int32),
     )
     level.engine.window_ms[:] = windows.feasible_ms
+    level.engine.prefill_factor[:] = windows.prefill_factor
     level.engine.age_tiers_ms[:] = windows.tiers_ms
     level.engine.age_tenants_ms[:] = windows.tenants_ms
     level.tiers.weight[:] = weights
@@ -233,7 +238,7 @@ def pick(level: Level, feasible: int, held: I4) -> int:
             )
         else:
             row = fair_queue.next_by_finish(engine, tiers, tenants, req, lists, active, t)
-        finish = fair_queue.tier_start_ms(tiers[t]) + req[row].estimate_ms / tiers[t].weight
+        finish = fair_queue.candidate_start_ms(tiers[t]) + req[row].estimate_ms / tiers[t].weight
         tenant, window_ms = tenants[req[row].tenant], engine[0].age_tiers_ms
         finish -= fair_queue.lead_ms(engine, tenant, req[row], window_ms)
         if finish < best_finish:
@@ -280,6 +285,15 @@ def _move(
     for account in range(len(level.tenants)):
         if rng.random() < chances.toggle:
             on[account] = 1 - on[account]
+
+
+@compiled
+def _pass_some(rng: np.random.Generator, level: Level, chances: Chances) -> None:
+    """Let the tiers' candidates pass some of what the tiers have started."""
+    for t in range(len(level.tiers)):
+        tier = level.tiers[t]
+        passes = rng.random() < chances.passes
+        tier.passed_ms = tier.outstanding_ms * rng.random() if passes else 0.0
 
 
 @compiled
@@ -380,6 +394,7 @@ def run(
                 _observe_all(level, tiers, tenants, held)
         _leave_waiting(rng, level, chances, held, tiers, tenants)
         while count < chances.batch:
+            _pass_some(rng, level, chances)
             row = pick(level, chances.feasible, held)
             if row == NONE:
                 break
@@ -404,7 +419,9 @@ def run(
     return started
 
 
-def constant_ms(w: Watch, aging_ms: float, feasible_ms: float | None = None) -> npt.NDArray[Any]:
+def constant_ms(
+    w: Watch, aging_ms: float, feasible_ms: float | None = None, *, passing: bool = False
+) -> npt.NDArray[Any]:
     """The constant of docs/fairness.md for every two flows, from single requests' sizes.
 
     Args:
@@ -412,11 +429,12 @@ def constant_ms(w: Watch, aging_ms: float, feasible_ms: float | None = None) -> 
         aging_ms: Window of ageing at their level.
         feasible_ms: Window of rule 14, which acts between tenants; None: the least finish less
             lead is picked.
+        passing: Whether candidates pass what their flow has started.
     """
     largest = w.largest_ms / w.least_weight
     swing = 1.0 / w.least_weight - 1.0 / w.greatest_weight
     past_tag = w.overrun_ms / w.least_weight + w.largest_ms * swing
-    own = w.most_in_flight * (largest + past_tag)
+    own = w.most_in_flight * (largest + past_tag + passing * largest)
     window_ms = 2.0 * aging_ms
     if feasible_ms is not None:
         window_ms = 4.0 * max(feasible_ms, aging_ms)

@@ -51,6 +51,7 @@ chances = st.builds(
     reestimate=st.sampled_from((0.0, 0.3)),
     outlive=st.sampled_from((0.0, 1.0)),
     feasible=st.sampled_from((0, 1)),
+    passes=st.sampled_from((0.0, 0.0, 0.3, 1.0)),
 )
 
 
@@ -73,7 +74,13 @@ def backlog(requests: int) -> Trace:
 
 
 window = st.sampled_from((0.0, 3.0, 100.0))
-windows = st.builds(Windows, feasible_ms=window, tiers_ms=window, tenants_ms=window)
+windows = st.builds(
+    Windows,
+    feasible_ms=window,
+    tiers_ms=window,
+    tenants_ms=window,
+    prefill_factor=st.sampled_from((np.inf, 0.0, 5.0)),
+)
 
 
 @given(seed=st.integers(0, 2**32), how=chances, windows=windows)
@@ -85,7 +92,7 @@ def test_no_two_backlogged_flows_drift_further_apart_than_the_bound(
     for number in range(_CASES):
         case = random_case(rng, requests=500, windows=windows)
         run(rng, case.level, case.tiers, case.tenants, how)
-        constant = constant_ms(case.tiers, windows.tiers_ms)
+        constant = constant_ms(case.tiers, windows.tiers_ms, passing=how.passes > 0.0)
         measured = pair_bounds_ms(case.level.tiers, aging_ms=windows.tiers_ms)
         upper = np.tri(len(constant), k=-1, dtype=bool)
         assert np.all(case.tiers.gap[upper] <= measured[upper] * _SLACK), f"tiers, case {number}"
@@ -130,6 +137,7 @@ def test_ageing_takes_all_that_the_bound_gives_it_and_no_more() -> None:
     change=st.booleans(),
     aging_ms=st.sampled_from((0.0, 5.0, 1000.0)),
     item_ms=st.sampled_from((None, 1.0, 300.0)),
+    chunks=st.booleans(),
 )
 @settings(max_examples=15, deadline=None)
 def test_the_replay_s_measured_gap_stays_under_its_bound(
@@ -140,9 +148,15 @@ def test_the_replay_s_measured_gap_stays_under_its_bound(
     change: bool,
     aging_ms: float,
     item_ms: float | None,
+    chunks: bool,
 ) -> None:
     plan = with_values(
-        aging_plan(), {"rules.cap_preemption": cap, "aging.tier_window_ms": aging_ms}
+        aging_plan(),
+        {
+            "rules.cap_preemption": cap,
+            "aging.tier_window_ms": aging_ms,
+            "feasible.chunks": chunks,
+        },
     )
     spec = small_engine(blocks=blocks, seqs=seqs)
     trace = random_trace(seed, requests=100, rate=200.0)

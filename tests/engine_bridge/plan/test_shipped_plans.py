@@ -103,6 +103,7 @@ def test_what_plans_have_not_always_had_leaves_their_digest_alone(default_plan: 
     named = with_values(default_plan, {"tenants.acme": {"tier": "T0"}})
     content = named.model_dump(mode="json", exclude={"description": True, "metrics": True})
     since = [(content, schema.SECTIONS_SINCE)]
+    since += [(content["feasible"], schema.FEASIBLE_FIELDS_SINCE)]
     since += [(content["tenants"]["acme"], schema.TENANT_FIELDS_SINCE)]
     since += [(tier, schema.TIER_FIELDS_SINCE) for tier in content["tiers"].values()]
     for part, names in since:

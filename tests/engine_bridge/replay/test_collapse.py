@@ -52,6 +52,22 @@ def test_collapsing_changes_nothing_where_the_waiting_age(
     assert whole.digest() != run(seed, "fair", collapse=True, lagging=lagging, plan=plain).digest()
 
 
+@pytest.mark.parametrize("lagging", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_collapsing_changes_nothing_where_prefills_are_passed(seed: int, lagging: bool) -> None:
+    """Who is urgent changes with time alone, too."""
+    late = with_values(
+        load_plan(None),
+        {f"tiers.{name}.targets.ttft_ms": 150.0 for name in ("T0", "T1", "T3")}
+        | {"feasible.chunks": True, "feasible.prefill_factor": 5.0},
+    )
+    plain = with_values(late, {"feasible.chunks": False})
+    whole = run(seed, "fair", collapse=True, lagging=lagging, plan=late)
+    single = run(seed, "fair", collapse=False, lagging=lagging, plan=late)
+    assert whole.digest() == single.digest()
+    assert whole.digest() != run(seed, "fair", collapse=True, lagging=lagging, plan=plain).digest()
+
+
 @pytest.mark.parametrize("rules", ["fair", "fcfs"])
 def test_asynchronous_scheduling_costs_a_light_load_up_to_a_step(rules: str) -> None:
     sync, lagging = (run(1, rules, collapse=True, lagging=lag) for lag in (False, True))

@@ -53,6 +53,15 @@ class Shop:
         self.order.append(row)
         return row
 
+    def waiting(self) -> list[int]:
+        """Rows that have not started."""
+        return [row for row in range(self._rows) if self.level.req[row].list >= 0]
+
+    def start_ms(self, row: int) -> float:
+        """Virtual start of a waiting request among the tenants."""
+        tenant = self.level.tenants[int(self.level.req[row].tenant)]
+        return float(fair_queue.queued_start_ms(tenant, self.level.req, self.level.lists, row))
+
     def use(self, row: int, ms: float) -> None:
         """Book service."""
         tenant = int(self.level.req[row].tenant)
@@ -341,3 +350,32 @@ def test_a_tier_that_was_held_back_banks_no_credit() -> None:
     assert fair_queue.tier_start_ms(level.tiers[1]) == 180.0
     fair_queue.lift_tier(level.engine, level.tiers, 1, 0.0)
     assert fair_queue.tier_start_ms(level.tiers[1]) == level.engine[0].tier_v == 190.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 5.0])
+def test_who_can_be_in_time_is_passed_by_no_more_than_its_own_length(factor: float) -> None:
+    """docs/fairness.md: a start before it is later than its own by `factor` prefills at most."""
+    passed = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        windows = Windows(feasible_ms=40.0, prefill_factor=factor)
+        shop = Shop([1.0, 1.0, 3.0], windows, requests=60)
+        shop.level.tiers.ttft_s[:] = 30.0
+        for number in range(60):
+            shop.ask(int(rng.choice(3, p=(0.8, 0.1, 0.1))), ms=float(rng.uniform(1.0, 30.0)))
+            shop.level.engine.now_s[:] = float(number)
+            if rng.random() < 0.4:
+                continue
+            starts = {row: shop.start_ms(row) for row in shop.waiting()}
+            edge = min(starts.values()) + windows.feasible_ms
+            row = shop.start(feasible=True)
+            for other, start in starts.items():
+                r = shop.level.req[other]
+                in_time = number + r.prefill_estimate_ms * 1e-3 <= r.arrived_s + 30.0
+                if other == row or start > edge or not in_time:
+                    continue
+                most = factor * r.prefill_estimate_ms / shop.level.tenants[r.tenant].share
+                assert starts[row] <= start + most + 1e-9
+                passed += starts[row] > start
+    # Somebody is passed, or the bound would say nothing.
+    assert (passed > 0) == (factor > 0.0)

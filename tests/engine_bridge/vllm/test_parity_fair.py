@@ -32,6 +32,14 @@ def test_every_step_is_the_replay_s_where_the_waiting_age(parity: ModuleType) ->
         assert aged["end_s"] != parity.compare((seed, 300, "fair", True))["end_s"]
 
 
+def test_every_step_is_the_replay_s_where_prefills_are_passed(parity: ModuleType) -> None:
+    for seed in (8, 11):
+        passing = parity.compare((seed, 300, "fair", True), chunks=True)
+        assert passing["first"] is None
+        assert passing["same"] == passing["steps"] == 300
+        assert passing["end_s"] != parity.compare((seed, 300, "fair", True))["end_s"]
+
+
 @pytest.mark.parametrize("seed", [60, 110], ids=["fixed-quotas", "two-makers"])
 def test_rare_orders_of_blocks_are_the_replay_s(parity: ModuleType, seed: int) -> None:
     """Quotas that change with each emptied block; one content made as prompt and as answer."""
