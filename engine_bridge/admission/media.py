@@ -11,7 +11,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,8 @@ _HEAD_CHARACTERS: Final = 65_536
 _NO_SIZE_JPEG: Final = frozenset((0xC4, 0xC8, 0xCC))
 _SLOWEST_BYTES_PER_S: Final = 1000.0
 """Compressed sound has no fewer bytes a second (8 kbit/s)."""
+_EVEN_WAVES: Final = frozenset((1, 3, 0xFFFE))
+"""Forms of a WAVE file whose samples take the bits that its head says: PCM, float, extensible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,17 @@ def media_cost(body: Mapping[str, object], settings: Media) -> MediaCost:
     """What all parts cost together."""
     tokens, characters, encoded = 0, 0, []
     for part, name in _parts(body):
-        payload, kind = _payload(part, 0), _KINDS[name]
+        kind = _KINDS[name]
+        # Which one an engine takes of several is its interface's business: the dearest counts.
+        payloads: list[str | None] = [*_payloads(part, 0)] or [None]
         if kind == "image":
-            own = _image_tokens(payload, settings)
+            own = max(_image_tokens(payload, settings) for payload in payloads)
         elif kind == "audio":
-            own = _audio_tokens(payload, settings)
+            own = max(_audio_tokens(payload, settings) for payload in payloads)
         else:
             own = settings.video_tokens
         tokens += own
-        characters += len(payload) if payload is not None else 0
+        characters += max(len(payload or "") for payload in payloads)
         if not name.endswith(_EMBEDDED):
             encoded.append((MEDIA_KINDS.index(kind), own))
     return MediaCost(tokens, characters, tuple(encoded))
@@ -135,18 +139,14 @@ def _medium(part: Mapping[str, object]) -> str | None:
     return next((key for key in _KINDS if key in part), None)
 
 
-def _payload(value: object, depth: int) -> str | None:
-    """The longest text below a part's payload keys that is base64 or a data URL."""
+def _payloads(value: object, depth: int) -> Iterator[str]:
+    """The texts below a part's payload keys: base64, data URLs, addresses."""
     if isinstance(value, str):
-        return value
-    if not isinstance(value, dict) or depth > _DEEPEST:
-        return None
-    texts = (
-        _payload(inner, depth + 1)
-        for key, inner in value.items()
-        if key in _PAYLOADS or key in _KINDS
-    )
-    return max((text for text in texts if text is not None), key=len, default=None)
+        yield value
+    elif isinstance(value, dict) and depth <= _DEEPEST:
+        for key, inner in value.items():
+            if key in _PAYLOADS or key in _KINDS:
+                yield from _payloads(inner, depth + 1)
 
 
 def _head(payload: str | None) -> tuple[bytes, int]:
@@ -173,7 +173,7 @@ def _image_tokens(payload: str | None, settings: Media) -> int:
 
 def _image_size(head: bytes) -> tuple[int, int] | None:
     """Width and height, pixels; None for what is no PNG, GIF, JPEG or WebP."""
-    if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
+    if head[:8] == b"\x89PNG\r\n\x1a\n" and head[12:16] == b"IHDR" and len(head) >= 24:
         width, height = struct.unpack(">II", head[16:24])
         return width, height
     if head[:4] == b"GIF8" and len(head) >= 10:
@@ -203,8 +203,9 @@ def _audio_tokens(payload: str | None, settings: Media) -> int:
     seconds = settings.most_audio_s
     if length:
         bytes_per_s = _SLOWEST_BYTES_PER_S
-        if head[:4] == b"RIFF" and head[8:12] == b"WAVE" and len(head) >= 36:
-            channels, rate, _, _, bits = struct.unpack("<HIIHH", head[22:36])
-            bytes_per_s = max(_SLOWEST_BYTES_PER_S, rate * channels * bits / 8)
+        if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 36:
+            form, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[20:36])
+            if form in _EVEN_WAVES:
+                bytes_per_s = max(_SLOWEST_BYTES_PER_S, rate * channels * bits / 8)
         seconds = min(seconds, length / bytes_per_s)
     return math.ceil(seconds * settings.audio_tokens_per_s)

@@ -83,11 +83,15 @@ class MediaColumn:
         own = content == _NONE
         first = numbered + len(self._names.names)
         content[own] = first + np.arange(np.count_nonzero(own))
+        kind, tokens = self._kind.finish(), self._tokens.finish()
+        # One thing has one kind and one length: whatever a client has called equal is not.
+        apart = dense_ids(content).astype(np.int64) * len(MEDIA_KINDS) + kind
+        content = apart * (MOST_TOKENS + 1) + tokens
         return MediaItems(
             offsets=offsets_of(self._lengths.finish()),
-            kind=self._kind.finish(),
+            kind=kind.astype(np.int32),
             start_tokens=self._start.finish().astype(np.int32),
-            tokens=self._tokens.finish().astype(np.int32),
+            tokens=tokens.astype(np.int32),
             content=dense_ids(content),
         )
 

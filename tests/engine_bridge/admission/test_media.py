@@ -83,6 +83,27 @@ def test_what_is_not_known_costs_the_most() -> None:
     assert cost(image(url(png(60_000, 60_000)))).tokens == most
 
 
+def test_a_small_picture_beside_a_large_one_changes_nothing() -> None:
+    """An engine takes one of them; a decoy under a key that it passes over must not be the one."""
+    large = "https://example.org/large.png"
+    for decoy in ({"data": url(png(9, 9))}, {"source": {"data": url(png(9, 9))}, "url": "x"}):
+        assert cost({**image(large), **decoy}).tokens == cost(image(large)).tokens
+
+
+def test_heads_that_lie_count_as_what_is_not_known() -> None:
+    most = MEDIA.most_tiles * MEDIA.tokens_per_tile
+    chunk = struct.pack(">I", 8) + b"tEXt" + struct.pack(">II", 1, 1) + b"\0" * 4
+    whole = png(60_000, 60_000)
+    assert cost(image(url(whole[:8] + chunk + whole[8:]))).tokens == most
+    wav = sound(60.0, rate=8000)
+    before = b"JUNK" + struct.pack("<I", 16) + struct.pack("<HHIIHH", 1, 99, 2**31, 0, 0, 32)
+    packed = wav[:20] + struct.pack("<H", 17) + wav[22:]
+    for lie in (wav[:12] + before + wav[12:], packed):
+        data = base64.b64encode(lie).decode()
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        assert cost(part).tokens >= 60 * MEDIA.audio_tokens_per_s
+
+
 def test_a_size_behind_a_thumbnail_is_found() -> None:
     assert cost(image(url(jpeg(512, 512, before=40_000)))).tokens == MEDIA.tokens_per_tile
 

@@ -39,12 +39,15 @@ def _media(rng: np.random.Generator, prompt_tokens: np.ndarray) -> MediaItems:
         for n, k in zip(prompt_tokens, counts, strict=True)
     ]
     ends = np.concatenate(cuts).reshape(-1, 2) if counts.sum() else np.zeros((0, 2), np.int64)
+    kind = rng.integers(0, 3, len(ends))
+    # Few lengths: equal contents are of one kind and one length.
+    tokens = np.minimum(ends[:, 1] - ends[:, 0], 1 + rng.integers(0, 2, len(ends)))
     return MediaItems(
         offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
-        kind=rng.integers(0, 3, len(ends)).astype(np.int32),
+        kind=kind.astype(np.int32),
         start_tokens=ends[:, 0].astype(np.int32),
-        tokens=(ends[:, 1] - ends[:, 0]).astype(np.int32),
-        content=rng.integers(0, 5, len(ends)).astype(np.int32),
+        tokens=tokens.astype(np.int32),
+        content=(3 * kind + tokens).astype(np.int32),
     )
 
 
@@ -202,8 +205,14 @@ def test_media_by_hand(write: Write, read: Read) -> None:
     assert media.kind.tolist() == [IMAGE, AUDIO, IMAGE, IMAGE, 2, IMAGE]
     assert media.start_tokens.tolist() == [0, 300, 350, 0, 100, 500]
     assert media.tokens.tolist() == [100, 50, 20, 100, 400, 100]
-    # 7 is the only number, then the name, then the two that name nothing, each for itself.
-    assert media.content.tolist() == [2, 1, 0, 0, 1, 3]
+    # 7 is the only number, then the name, then the two that name nothing, each for itself. What
+    # has another kind or length is something else under the same name.
+    assert media.content.tolist() == [4, 2, 0, 1, 3, 5]
+
+
+def test_equal_contents_are_of_one_kind_and_length(write: Write, read: Read) -> None:
+    text = HEAD + "media\n1,a,T0,900,5,image:9#x image:9#x image:8#x audio:9#x image:9#y\n"
+    assert read(write("t.csv", text)).media.content.tolist() == [1, 1, 0, 2, 3]
 
 
 def test_media_of_rows_out_of_order_stay_with_their_rows(write: Write, read: Read) -> None:
