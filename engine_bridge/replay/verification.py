@@ -49,7 +49,7 @@ def verified_ms(s: State, drafts: int, longest: int) -> float:
     reading *= e.speed
     cost = s.draft_cost
     drafting = drafting_ms(cost[0], cost[1], float(drafts), float(longest)) * e.speed
-    return linear + attention + reading + facts[0, 5] * e.speed + drafting
+    return linear + attention + reading + drafting + facts[0, 5] * e.speed
 
 
 @inlined
