@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from parity_media import Gallery, Item, columns, encoding, end_of
+from parity_media import MOST_ITEMS, Gallery, Item, columns, encoding, end_of
 from parity_plans import TIERS, aged, chunked, random_allocation, random_plan
 
 from trimtab.engine_bridge.draft_spec import DraftSpec
@@ -176,7 +176,7 @@ def _conversation(draft: Draft, at_s: float, prefixes: list[tuple[list[int], lis
         elif rng.random() < 0.1:
             # Just full blocks, or one token more.
             prompt += -prompt % draft.block_size + int(rng.integers(0, 2))
-        items = items + draft.media(before, prompt)
+        items = (items + draft.media(before, prompt))[:MOST_ITEMS]
         prompt = max(prompt, end_of(items))
         output = 1 if rng.random() < 0.1 else int(rng.integers(1, LONGEST_OUTPUT + 1))
         if turns > 1:

@@ -12,6 +12,8 @@ from trimtab.engine_bridge.engine_spec import EngineSpec
 from trimtab.engine_bridge.media import MEDIA_KINDS, MediaItems
 
 LONGEST_ITEM = 400
+MOST_ITEMS = 8
+"""Of a request: vLLM lets go of them in the order of a Python set, which is theirs up to here."""
 POPULAR = 8
 """Contents that many requests show."""
 
