@@ -51,8 +51,8 @@ class MediaBooks:
         self._identifier: list[str] = []
         self._users: list[int] = []
         self._free_numbers: list[int] = []
-        self._unfilled = 0
-        """Most tokens of an item's place in the prompt that its encoder does not fill."""
+        self._unfilled = self._ahead
+        """Most tokens of an item's place as the books have it that its encoder does not fill."""
 
     # Requests come and go.
 
@@ -70,8 +70,12 @@ class MediaBooks:
         state, last = self._ledger.state, first + len(features)
         starts = np.array([f.mm_position.offset for f in features])
         lengths = np.array([f.mm_position.length for f in features])
-        state.item_start[first:last] = np.maximum(starts - self._ahead, 0)
-        state.item_end[first:last] = starts + lengths
+        ends = starts + lengths
+        # Not before the end of the one in front: what only that end makes room for would never be
+        # reached. vLLM goes on to the item itself where there is no room for it.
+        earliest = np.concatenate(([0], ends[:-1]))
+        state.item_start[first:last] = np.maximum(starts - self._ahead, earliest)
+        state.item_end[first:last] = ends
         state.item_ms[first:last] = [features_ms(self._encoder, [f]) for f in features]
         state.item_content[first:last] = contents
         self._items[request.request_id] = _Items(first, contents)
@@ -104,7 +108,7 @@ class MediaBooks:
             c.step = c.row = NONE
             c.tokens = feature.mm_position.length
             unfilled = feature.mm_position.length - feature.mm_position.get_num_embeds()
-            self._unfilled = max(self._unfilled, unfilled)
+            self._unfilled = max(self._unfilled, unfilled + self._ahead)
         self._users[number] += 1
         return number
 
