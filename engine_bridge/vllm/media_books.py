@@ -51,8 +51,8 @@ class MediaBooks:
         self._identifier: list[str] = []
         self._users: list[int] = []
         self._free_numbers: list[int] = []
-        self._unfilled = self._ahead
-        """Most tokens of an item's place as the books have it that its encoder does not fill."""
+        self._longest = 0
+        """Tokens of the longest place that an item has had in the books."""
 
     # Requests come and go.
 
@@ -107,8 +107,7 @@ class MediaBooks:
             c.cached = c.refs = 0
             c.step = c.row = NONE
             c.tokens = feature.mm_position.length
-            unfilled = feature.mm_position.length - feature.mm_position.get_num_embeds()
-            self._unfilled = max(self._unfilled, unfilled + self._ahead)
+            self._longest = max(self._longest, c.tokens + self._ahead)
         self._users[number] += 1
         return number
 
@@ -168,10 +167,13 @@ class MediaBooks:
             numbers, refs = zip(*known, strict=True)
             encoded["cached"][list(numbers)] = 1
             encoded["refs"][list(numbers)] = refs
-        # Places that nothing fills take no room, which the plan does not know.
-        e.encoder_budget = self._engine.max_num_encoder_input_tokens + self._unfilled
-        e.encoder_free = manager.num_free_slots + self._unfilled
-        e.encoder_freeable = manager.num_freeable_slots + self._unfilled
+        # vLLM counts what encoders give, never more than an item's place, which the plan counts. So
+        # vLLM cuts no chunk whose blocks have their names already; and alone any item may start.
+        e.encoder_budget = max(self._engine.max_num_encoder_input_tokens, self._longest)
+        unheld = manager.num_freeable_slots == manager.cache_size
+        room = max(manager.cache_size, self._longest) - manager.cache_size if unheld else 0
+        e.encoder_free = manager.num_free_slots + room
+        e.encoder_freeable = manager.num_freeable_slots + room
 
     def hold(self, request: Any, computed_tokens: int, tokens: int) -> None:
         """Keep what the plan has found encoded for a chunk from being evicted for another request.

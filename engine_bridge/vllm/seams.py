@@ -76,7 +76,7 @@ ENCODER: Final[dict[str, tuple[str, ...]]] = {
     "free": ("self", "request"),
 }
 """Likewise of its encoder cache; `ENCODER_FIELDS` are read."""
-ENCODER_FIELDS: Final = ("cached", "num_free_slots", "num_freeable_slots")
+ENCODER_FIELDS: Final = ("cached", "cache_size", "num_free_slots", "num_freeable_slots")
 ADDED: Final = ("max_cache_hit_length",)
 """Parameters with defaults that 0.33 has and 0.32 has not; none is used."""
 
