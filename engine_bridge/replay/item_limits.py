@@ -96,11 +96,14 @@ def _may_start(s: State, before: int, crowds: bool, late: bool, alone: bool) -> 
 
 @compiled
 def lift_held(s: State, number: int) -> None:
-    """A tenant whose next request waits for an item's turn banks no credit from it (rule 3)."""
+    """A tenant whose next request waits for an item's turn banks no credit from it (rule 3).
+
+    In whichever pass that was: the second may have had no time to look at it again.
+    """
     e, tier = s.engine[0], s.tiers[number]
     for slot in range(tier.active_start, tier.active_start + tier.active_count):
         tenant = s.tenants[s.active[slot]]
-        if tenant.held_mark != e.mark:
+        if tenant.held_mark != e.mark and tenant.held_mark != e.mark - 1:
             continue
         least = tier.tenant_v - tier.largest_estimate_ms / tenant.share
         tenant.account_ms += max(0.0, least - tenant_start_ms(tenant))

@@ -23,7 +23,9 @@ def lift_left_out(s: State) -> None:
     for t in range(len(s.tiers)):
         tier = s.tiers[t]
         why = tier.blocked
-        short = why == NO_TOKENS and s.totals[OPEN] == 1.0
+        # Nobody of it could be next: each tenant of it stands before an item.
+        held = e.item_held == 1 and tier.candidate == NONE
+        short = why == NO_TOKENS and (held or s.totals[OPEN] == 1.0)
         if e.item_held == 1 and tier.active_count > 0:
             lift_held(s, t)
         if tier.active_count > 0 and (why in (HELD, REOPENED) or short):

@@ -93,10 +93,14 @@ def _grow_in_order(s: State) -> None:
 
 
 @compiled
-def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
-    """Give running prefills their next chunk; tokens granted, and whether anybody was preempted."""
+def _continue_prefills(s: State) -> tuple[int, bool]:
+    """Give running prefills their next chunk; tokens granted, and whether anybody was preempted.
+
+    What a victim had of the step is there for others again.
+    """
     e = s.engine[0]
     granted, preempted, at = 0, False, 0
+    budget = e.max_tokens - e.decoding - e.ahead
     while at < e.prefilling and granted < budget:
         row = s.prefilling[at]
         r = s.req[row]
@@ -109,10 +113,16 @@ def _continue_prefills(s: State, budget: int) -> tuple[int, bool]:
         need = -(-(r.computed + chunk) // e.block_size) - r.blocks
         while need > free_blocks(s) and r.status == PREFILLING:
             victim = last_in_batch(s)
+            v = s.req[victim]
             if victim == row:
                 # It gives way before vLLM has taken its items for encoded.
                 drop_items(s, row, True)
+            elif v.status == PREFILLING and v.admission < r.admission:
+                # Those behind it move up, and have the tokens that it had in this step.
+                at -= 1
+                granted -= v.grant
             preempt(s, victim)
+            budget = e.max_tokens - e.decoding - e.ahead
             preempted = True
         if r.status != PREFILLING:
             continue
@@ -135,11 +145,11 @@ def plan_stock(s: State) -> int:
         _grow_in_order(s)
     else:
         take_growth(s)
-    budget = e.max_tokens - e.decoding - e.ahead
     s.totals[ENCODED] = 0.0
-    granted, preempted = _continue_prefills(s, budget)
+    granted, preempted = _continue_prefills(s)
     if short or preempted:
         return granted
+    budget = e.max_tokens - e.decoding - e.ahead
     continued = granted
     following = _head(s)
     while following != NONE and granted < budget and e.running < e.max_seqs:

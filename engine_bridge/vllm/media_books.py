@@ -51,8 +51,8 @@ class MediaBooks:
         self._identifier: list[str] = []
         self._users: list[int] = []
         self._free_numbers: list[int] = []
-        self._unfilled = 0
-        """Most tokens of an item's place in the prompt that its encoder does not fill."""
+        self._longest = 0
+        """Tokens of the longest place that an item has had in the books."""
 
     @property
     def empty(self) -> bool:
@@ -75,8 +75,12 @@ class MediaBooks:
         state, last = self._ledger.state, first + len(features)
         starts = np.array([f.mm_position.offset for f in features])
         lengths = np.array([f.mm_position.length for f in features])
-        state.item_start[first:last] = np.maximum(starts - self._ahead, 0)
-        state.item_end[first:last] = starts + lengths
+        ends = starts + lengths
+        # Not before the end of the one in front: what only that end makes room for would never be
+        # reached. vLLM goes on to the item itself where there is no room for it.
+        earliest = np.concatenate(([0], ends[:-1]))
+        state.item_start[first:last] = np.maximum(starts - self._ahead, earliest)
+        state.item_end[first:last] = ends
         state.item_ms[first:last] = [features_ms(self._encoder, [f]) for f in features]
         state.item_content[first:last] = contents
         self._items[request.request_id] = _Items(first, contents)
@@ -108,8 +112,7 @@ class MediaBooks:
             c.cached = c.refs = 0
             c.step = c.row = NONE
             c.tokens = feature.mm_position.length
-            unfilled = feature.mm_position.length - feature.mm_position.get_num_embeds()
-            self._unfilled = max(self._unfilled, unfilled)
+            self._longest = max(self._longest, c.tokens + self._ahead)
         self._users[number] += 1
         return number
 
@@ -169,10 +172,13 @@ class MediaBooks:
             numbers, refs = zip(*known, strict=True)
             encoded["cached"][list(numbers)] = 1
             encoded["refs"][list(numbers)] = refs
-        # Places that nothing fills take no room, which the plan does not know.
-        e.encoder_budget = self._engine.max_num_encoder_input_tokens + self._unfilled
-        e.encoder_free = manager.num_free_slots + self._unfilled
-        e.encoder_freeable = manager.num_freeable_slots + self._unfilled
+        # vLLM counts what encoders give, never more than an item's place, which the plan counts. So
+        # vLLM cuts no chunk whose blocks have their names already; and alone any item may start.
+        e.encoder_budget = max(self._engine.max_num_encoder_input_tokens, self._longest)
+        unheld = manager.num_freeable_slots == manager.cache_size
+        room = max(manager.cache_size, self._longest) - manager.cache_size if unheld else 0
+        e.encoder_free = manager.num_free_slots + room
+        e.encoder_freeable = manager.num_freeable_slots + room
 
     def hold(self, request: Any, computed_tokens: int, tokens: int) -> None:
         """Keep what the plan has found encoded for a chunk from being evicted for another request.

@@ -76,7 +76,7 @@ ENCODER: Final[dict[str, tuple[str, ...]]] = {
     "free": ("self", "request"),
 }
 """Likewise of its encoder cache; `ENCODER_FIELDS` are read."""
-ENCODER_FIELDS: Final = ("cached", "num_free_slots", "num_freeable_slots")
+ENCODER_FIELDS: Final = ("cached", "cache_size", "num_free_slots", "num_freeable_slots")
 ADDED: Final = ("max_cache_hit_length",)
 """Parameters with defaults that 0.33 has and 0.32 has not; none is used."""
 
@@ -164,7 +164,8 @@ def check_engine(scheduler: Any) -> None:
     faults += [
         f"{type(encoder).__name__} lacks {name}"
         for name in ENCODER_FIELDS
-        if not hasattr(encoder, name)
+        # An encoder-decoder model's cache is another one; it is refused as such below.
+        if not scheduler.is_encoder_decoder and not hasattr(encoder, name)
     ]
     if faults:
         raise SeamError("vLLM", key="seam", value=faults[0], bound="as in a released 0.32 or 0.33")
@@ -172,6 +173,7 @@ def check_engine(scheduler: Any) -> None:
     groups = len(scheduler.kv_cache_config.kv_cache_groups)
     for key, value, bound in (
         ("--kv-transfer-config", scheduler.connector is not None, False),
+        ("--ec-transfer-config", getattr(scheduler, "ec_connector", None) is not None, False),
         ("--pipeline-parallel-size", config.parallel_config.pipeline_parallel_size, 1),
         (
             "--decode-context-parallel-size",

@@ -14,45 +14,23 @@ from tests.engine_bridge.replay.invariants import check_invariants
 from tests.engine_bridge.replay.vllm_encoder import Scheduler
 from tests.engine_bridge.replay.workloads import (
     encoding_engine,
+    prompts,
     random_trace,
     small_engine,
     with_media,
 )
 from trimtab.engine_bridge.draft_spec import DraftSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec
-from trimtab.engine_bridge.media import IMAGE, MediaItems
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.replay.engine import ReplayEngine, RuleSet
-from trimtab.engine_bridge.replay.layout import FINISHED
+from trimtab.engine_bridge.replay.handle import handle_of
+from trimtab.engine_bridge.replay.layout import FINISHED, OPEN
+from trimtab.engine_bridge.replay.left_out import lift_left_out
+from trimtab.engine_bridge.rules.fair_queue import tenant_start_ms, tier_start_ms
 from trimtab.engine_bridge.trace import Trace
 
 PLAIN = with_values(load_plan(None), {"rules.slack_chunk": False, "rules.feasible_first": False})
 T0, T2 = 0, 2
-
-
-def prompts(
-    *rows: tuple[float, int, int, int, list[tuple[int, int, int]]], **columns: Any
-) -> Trace:
-    """Requests from arrival, tier, prompt, output and items (start, tokens, content)."""
-    items = [item for row in rows for item in row[4]]
-    start, tokens, content = np.array(items, np.int32).reshape(-1, 3).T
-    return Trace.build(
-        arrival_s=np.array([row[0] for row in rows]),
-        tier=np.array([row[1] for row in rows]),
-        prompt_tokens=np.array([row[2] for row in rows]),
-        output_tokens=np.array([row[3] for row in rows]),
-        tenant=np.arange(len(rows)),
-        tenant_names=tuple(f"tenant-{row}" for row in range(len(rows))),
-        tier_names=("T0", "T1", "T2", "T3"),
-        media=MediaItems(
-            offsets=np.cumsum([0, *(len(row[4]) for row in rows)]),
-            kind=np.full(len(items), IMAGE, np.int32),
-            start_tokens=start,
-            tokens=tokens,
-            content=content,
-        ),
-        **columns,
-    )
 
 
 def engine(
@@ -355,3 +333,22 @@ def test_items_over_the_limit_leave_protected_decodes_their_pace(text_tokens: in
     # One item may be owed still when a chat ends.
     assert by_rules["fair"].max() <= tpot_s + 0.120 / 599
     assert by_rules["fcfs"].min() > tpot_s
+
+
+@pytest.mark.parametrize("passes", [0, 1], ids=["last-pass", "first-pass"])
+def test_who_waits_for_an_item_banks_no_credit_in_a_step_that_is_full(passes: int) -> None:
+    """Rule 3: others start meanwhile, whether or not the step then runs out of time."""
+    trace = prompts((0.0, T0, 300, 1, [(0, 250, 0)]), (0.0, T0, 310, 1, [(0, 250, 1)]))
+    spec = encoding_engine(small_engine(), budget_tokens=400, cache_tokens=2000, us_per_token=1.0)
+    got = engine(trace, spec, "fair")
+    assert got.step() == {0: 300}
+    state = got._state
+    e, tier, tenant = state.engine[0], state.tiers[T0], state.tenants[state.req[1].tenant]
+    assert e.item_held == 1
+    tenant.held_mark = e.mark - passes
+    state.totals[OPEN] = 0.0
+    e.tier_v += 1000.0
+    tier.tenant_v += 1000.0
+    lift_left_out(handle_of(state))
+    assert tier_start_ms(tier) >= e.tier_v - tier.largest_estimate_ms / tier.weight
+    assert tenant_start_ms(tenant) >= tier.tenant_v - tier.largest_estimate_ms / tenant.share

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from trimtab.engine_bridge.encoder_spec import EncoderSpec
 from trimtab.engine_bridge.engine_spec import EngineSpec, get_engine_spec
-from trimtab.engine_bridge.media import MediaItems
+from trimtab.engine_bridge.media import IMAGE, MediaItems
 from trimtab.engine_bridge.plan import Plan, load_plan, with_values
 from trimtab.engine_bridge.trace import NO_SESSION, Trace
 
@@ -137,3 +138,28 @@ def with_media(trace: Trace, seed: int, *, contents: int = 12, largest: int = 40
     )
     media.check(trace.prompt_tokens)
     return replace(trace, media=media)
+
+
+def prompts(
+    *rows: tuple[float, int, int, int, list[tuple[int, int, int]]], **columns: Any
+) -> Trace:
+    """Requests from arrival, tier, prompt, output and items (start, tokens, content)."""
+    items = [item for row in rows for item in row[4]]
+    start, tokens, content = np.array(items, np.int32).reshape(-1, 3).T
+    return Trace.build(
+        arrival_s=np.array([row[0] for row in rows]),
+        tier=np.array([row[1] for row in rows]),
+        prompt_tokens=np.array([row[2] for row in rows]),
+        output_tokens=np.array([row[3] for row in rows]),
+        tenant=np.arange(len(rows)),
+        tenant_names=tuple(f"tenant-{row}" for row in range(len(rows))),
+        tier_names=("T0", "T1", "T2", "T3"),
+        media=MediaItems(
+            offsets=np.cumsum([0, *(len(row[4]) for row in rows)]),
+            kind=np.full(len(items), IMAGE, np.int32),
+            start_tokens=start,
+            tokens=tokens,
+            content=content,
+        ),
+        **columns,
+    )

@@ -11,6 +11,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="runs vLLM's own scheduler")
 
+from tests.engine_bridge.replay.workloads import encoding_engine, prompts, small_engine
+from trimtab.engine_bridge.plan import load_plan
+from trimtab.engine_bridge.replay.engine import ReplayEngine
+
 STEPS = 300
 SEEDS = {"fcfs": (3, 7, 9), "priority": (3, 7, 9), "fair": (7, 16, 18, 20)}
 """Caches too small for their items, items at the prompt's end, encoders of which nothing is known,
@@ -32,3 +36,29 @@ def test_with_drafts_too(parity: ModuleType) -> None:
     done = parity.compare((3, STEPS, "fair", True), drafts=True, media=True)
     assert done["first"] is None
     assert done["same"] == STEPS
+
+
+def test_a_victim_s_tokens_go_to_who_comes_behind(parity: ModuleType) -> None:
+    """Priority: a prompt that had its chunk gives way to the next one's, in the same step."""
+    trace = prompts(
+        (0.0, 0, 410, 1, [(0, 400, 0)]),
+        (0.0, 3, 717, 2, [(16, 400, 1), (416, 300, 2)]),
+        (1e-6, 0, 700, 2, [(100, 50, 3)]),
+        (1e-6, 0, 800, 2, []),
+    )
+    spec = encoding_engine(
+        small_engine(blocks=101, tokens=1000, caching=False), budget_tokens=400, cache_tokens=2000
+    )
+    replay = ReplayEngine(trace, load_plan(None), spec, rules="priority", record_steps=True)
+    vllm = parity.real_engine(trace, load_plan(None), spec, "priority")
+    steps = []
+    for _ in range(8):
+        steps.append((replay.step(), replay.now_s))
+        real = vllm.step()
+        assert steps[-1] == ({} if real is None else real.tokens, vllm.now_s)
+    assert [tokens for tokens, _ in steps[:3]] == [
+        {0: 410, 1: 16},
+        {1: 400, 2: 100, 3: 500},
+        {2: 600, 3: 300},
+    ]
+    assert replay.result().requests["preemptions"][1] == 1

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="looks at vLLM's own classes")
 from trimtab.engine_bridge.vllm import virtual_time  # noqa: F401  isort: skip (no GPU)
 import vllm
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -30,6 +30,7 @@ def engine(**changed: Any) -> Any:
     """What `check_engine` looks at, of a supported set-up but for some fields."""
     fields = {
         "connector": None,
+        "ec_connector": None,
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "groups": 1,
@@ -42,6 +43,7 @@ def engine(**changed: Any) -> Any:
     } | changed
     return Fields(
         connector=fields["connector"],
+        ec_connector=fields["ec_connector"],
         encoder_cache_manager=fields["encoder_cache_manager"],
         is_encoder_decoder=fields["is_encoder_decoder"],
         vllm_config=Fields(
@@ -111,6 +113,12 @@ def test_an_encoder_cache_of_another_kind_is_refused() -> None:
         check_engine(engine(encoder_cache_manager=Foreign()))
 
 
+def test_an_encoder_decoder_model_is_refused_as_such() -> None:
+    cache = EncoderDecoderCacheManager(cache_size=10)
+    with pytest.raises(SeamError, match="encoder-decoder model"):
+        check_engine(engine(is_encoder_decoder=True, encoder_cache_manager=cache))
+
+
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.33.0", "0.33.2.post1"])
 def test_supported_versions(version: str) -> None:
     check_version(version)
@@ -131,6 +139,7 @@ def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatc
     ("field", "value", "key"),
     [
         ("connector", object(), "--kv-transfer-config"),
+        ("ec_connector", object(), "--ec-transfer-config"),
         ("pipeline_parallel_size", 2, "--pipeline-parallel-size"),
         ("decode_context_parallel_size", 2, "--decode-context-parallel-size"),
         ("groups", 2, "KV-cache groups"),
