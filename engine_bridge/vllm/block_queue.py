@@ -338,6 +338,11 @@ class RetentionQueue:
                 best, best_key = kind, key
         return best
 
+    def unname(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Blocks in use, whose content will not be computed, cannot be found any more."""
+        for block in blocks:
+            self._pool._maybe_evict_cached_block(block)
+
     def _evict(self, n: int) -> None:
         pool = self._pool
         gone: list[KVCacheBlock] = []

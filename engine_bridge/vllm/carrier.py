@@ -148,7 +148,7 @@ class PlanCarrier:
         ledger = self._ledger
         for request in self._waiting.unplan():
             joining = self.joining.pop(request.request_id)
-            self._free(request)
+            self._give_back(joining)
             self._media.withdraw(request)
             ledger.withdraw_admission(joining.row)
             self.chunks.pop(request.request_id, None)
@@ -162,6 +162,17 @@ class PlanCarrier:
         self._name_blocks()
         self.joining.clear()
         self.chunks.clear()
+
+    def _give_back(self, joining: Joining) -> None:
+        """Whom vLLM would not take after all gives its blocks back.
+
+        They bear the names of what the first chunk was to compute in them. Nobody has computed it,
+        so nobody may find it.
+        """
+        request, found = joining.request, joining.found[0].blocks[0]
+        held = self._manager.get_blocks(request.request_id).blocks[0]
+        self._blocks.unname(held[len(found) :])
+        self._free(request)
 
     def _hold_encoded(self) -> None:
         """What the plan counts on in the encoder cache stays there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from tests.engine_bridge.replay.workloads import TIERS, small_engine
 from trimtab.engine_bridge.vllm.control_errors import ProposalError
 
 from tests.engine_bridge.vllm.driven import Driven  # isort: skip
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 SEEDS, REQUESTS, MEDIA_SEEDS = 20, 250, 5
@@ -145,3 +148,21 @@ def test_media_are_there_when_they_are_computed_and_leave_nothing_behind(
         preemptions += storm.engine.preemptions
         aborted += len(storm.engine.aborted)
     assert min(encoded, preemptions, aborted) > 30, (encoded, preemptions, aborted)
+
+
+@ORDERS
+def test_what_vllm_refused_to_compute_is_not_found_in_the_cache(asynchronous: bool) -> None:
+    engine = Driven(small_engine(blocks=200, seqs=8, tokens=512), asynchronous=asynchronous)
+    engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    for number, name in enumerate(("first", "second"), start=1):
+        engine.ask(name, [number] * 100, 3, "T0", "a")
+        engine.asked[name].request.lora_request = LoRARequest(name, number, "nowhere")
+    second = engine.asked["second"].request
+    engine.turn()
+    # The plan let both in; vLLM takes one adapter at a time.
+    assert second.num_computed_tokens == 0
+    found, tokens = engine.scheduler.kv_cache_manager.get_computed_blocks(second)[:2]
+    assert (list(found.blocks[0]), tokens) == ([], 0)
+    while engine.busy():
+        engine.turn()
+    engine.check_over()
