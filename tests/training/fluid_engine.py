@@ -26,6 +26,7 @@ class FluidResult:
     service_gap_ms: float = 120.0
     service_gap_bound_ms: float = 900.0
     drafts: tuple[()] = ()
+    encode_ms: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def digest(self) -> str:
         sha = hashlib.sha256()
@@ -153,6 +154,7 @@ class FluidEngine:
         done = np.isfinite(last)
         zero = np.zeros(len(trace), np.int32)
         return FluidResult(
+            encode_ms=np.zeros(len(trace)),
             requests={
                 "arrival_s": trace.arrival_s,
                 "tenant": trace.tenant,
