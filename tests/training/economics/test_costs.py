@@ -149,7 +149,9 @@ def test_a_shared_guarantee_is_paid_by_shares_however_much_each_tier_sends() -> 
 
 
 @given(meters(whole=True), st.data())
-def test_reserving_more_never_costs_less_nor_others_more(used: Meter, data: st.DataObject) -> None:
+def test_reserving_more_never_costs_less_nor_the_others_together_more(
+    used: Meter, data: st.DataObject
+) -> None:
     pools = used.held_blocks.shape[1]
     ours, theirs = (data.draw(st.integers(0, pools - 1)) for _ in range(2))
     part = data.draw(st.floats(0, 1))
@@ -163,7 +165,18 @@ def test_reserving_more_never_costs_less_nor_others_more(used: Meter, data: st.D
     mine = used.pool_of_tier == ours
     if ours != theirs:
         assert after[mine].sum() >= before[mine].sum() - slack
-        assert np.all(after[~mine] <= before[~mine] + slack)
+        assert after[~mine].sum() <= before[~mine].sum() + slack
+
+
+def test_who_lends_less_than_before_keeps_more_of_its_own_reserve_idle() -> None:
+    held, worked = [[500, 0, 0]], [0]
+    lent = meter(worked_s=worked, service_ms=[[0] * 4], held=held, guaranteed=[[250, 500, 250]])
+    own = meter(worked_s=worked, service_ms=[[0] * 4], held=held, guaranteed=[[500, 250, 250]])
+    before, after = split_cost(lent, 1.0).total_usd, split_cost(own, 1.0).total_usd
+    # The first pool reserves what it had borrowed: two thirds of that had been the second's.
+    assert before[2:] == pytest.approx([2 * 0.5 * 2 / 3, 2 * 0.5 / 3])
+    assert after[2:] == pytest.approx([2 * 0.25, 2 * 0.25])
+    assert after[2:].sum() == pytest.approx(before[2:].sum())
 
 
 @given(meters(whole=True), st.data())
