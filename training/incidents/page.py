@@ -87,7 +87,7 @@ def _figures(verdict: Verdict) -> str:
             f'<td class="{held}">{escape(row[-1].replace("**", ""))}</td></tr>'
         )
     return (
-        f'<div class="box" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="box" tabindex="0"><table class="long"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

@@ -8,6 +8,8 @@ from trimtab.training.incidents.incident import Bound, Finding, Unit, Verdict
 from trimtab.training.report import words
 
 YES, NO, NONE = "yes", "**no**", words.NONE
+MOST_NAMED = 4
+"""So many of the figures that hold a verdict's sentence names."""
 
 
 def figure(value: float, unit: Unit) -> str:
@@ -44,7 +46,7 @@ def met(finding: Finding) -> str:
 
 
 def sentence(verdict: Verdict) -> str:
-    """The verdict with the figures that decide it."""
+    """The verdict with the figures that decide it; of those that hold the first ones."""
     missed_before = [f for f in verdict.findings if f.reproduced is False]
     missed_after = [f for f in verdict.findings if f.cured is False]
     if missed_before:
@@ -52,12 +54,20 @@ def sentence(verdict: Verdict) -> str:
         first = f"Not reproduced: {reasons}."
     else:
         seen = [f for f in verdict.findings if f.reproduced]
-        first = f"Reproduced: {'; '.join(_told(f, f.before) for f in seen)}."
+        first = f"Reproduced: {_some([_told(f, f.before) for f in seen])}."
     if missed_after:
         reasons = "; ".join(_missed(f, f.after, f.figure.cured) for f in missed_after)
         return f"{first} Not cured: {reasons}."
     held = [f for f in verdict.findings if f.cured]
-    return f"{first} Cured: {'; '.join(_told(f, f.after) for f in held)}."
+    return f"{first} Cured: {_some([_told(f, f.after) for f in held])}."
+
+
+def _some(told: list[str]) -> str:
+    """The first ones, and how many more there are: all of them stand in the table."""
+    more = len(told) - MOST_NAMED
+    if more <= 1:
+        return "; ".join(told)
+    return f"{'; '.join(told[:MOST_NAMED])}; and {more} further bounds hold"
 
 
 def _told(finding: Finding, value: float) -> str:

@@ -117,6 +117,17 @@ def test_a_figure_outside_its_bound_is_told(suite: SuiteResult) -> None:
     )
 
 
+def test_of_many_figures_that_hold_the_first_are_named_and_the_others_counted(
+    suite: SuiteResult,
+) -> None:
+    poison = next(one for one in suite.verdicts if one.incident.key == "D")
+    held = sum(finding.cured is True for finding in poison.findings)
+    told = words.sentence(poison)
+    assert told.endswith(f"; and {held - words.MOST_NAMED} further bounds hold.")
+    assert "Cured: chat's P99 TTFT" in told
+    assert len(told) < 600
+
+
 def test_what_is_not_known_holds_no_bound() -> None:
     assert not Bound(low=0.0).holds(float("nan"))
     assert not Bound(high=1.0).holds(float("inf"))
